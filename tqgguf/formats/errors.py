@@ -1,0 +1,35 @@
+"""The one family of errors: what was expected, what was found, where, and what to do about it.
+
+The command line prints an error's message as one line and exits with its `exit_status`:
+1 when the input is bad (a damaged file), 2 when the request is bad (an unknown type, a model that cannot be served).
+"""
+
+from __future__ import annotations
+
+
+class TqggufError(Exception):
+    """Base of every error that tqgguf raises on purpose. `exit_status` is what a command line ends with."""
+
+    exit_status = 1
+
+
+class FormatError(TqggufError):
+    """A file or a buffer breaks its format. `offset` is the byte offset of the defect in the file, if known."""
+
+    def __init__(self, message: str, *, offset: int | None = None) -> None:
+        super().__init__(message if offset is None else f"{message} (at byte {offset})")
+        self.offset = offset
+
+
+class EncodeError(TqggufError):
+    """Values cannot be encoded: they are not finite. The message names the first position."""
+
+
+class RequestError(TqggufError):
+    """The request cannot be served: an unknown cache type, a head size a type cannot hold, a bad flag value."""
+
+    exit_status = 2
+
+
+class UnsupportedModelError(RequestError):
+    """The model is sound, but its architecture, weights or tokenizer are not supported."""
