@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.block_types import BlockType
 from tqgguf.formats.codebooks import Codebook
-from tqgguf.formats.turbo import F16_MAX, count_not_above
+from tqgguf.formats.turbo import F16_MAX, count_not_above, ordered_sum
 
 QK = 32  # values in a block of every quantised type here
 _STEP = 1 << 10  # blocks per step: buffers stay in a core's L2 cache
@@ -85,9 +85,9 @@ def _encode_iq4_nl(x: _Columns) -> _Coded:
     weighted = x * x
     q = _IQ4_NL_VALUES[index]
     weighted *= q
-    sum_qx = np.add.reduce(weighted * x, axis=0)
+    sum_qx = ordered_sum(weighted * x)
     weighted *= q
-    sum_q2 = np.add.reduce(weighted, axis=0)
+    sum_q2 = ordered_sum(weighted)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         d = np.where(coded & (sum_q2 > 0), sum_qx / sum_q2, np.float32(0))
     index[:, ~coded] = np.searchsorted(IQ4_NL_CODEBOOK.boundaries, 0, side="right")

@@ -2,7 +2,7 @@
 
 The encoder's sums and operations are float32 in a stated order, without fused multiply-add, so that every CPU makes the
 same bytes. Groups lie as columns [group, n] while they are encoded: then adding row after row *is* the stated order,
-and every operation runs over contiguous memory. Which head sizes exist and how rows split in groups is decided in `codec`.
+and every operation runs over contiguous memory. Which head sizes exist and how rows split in groups is for `codec`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ def count_not_above(v: NDArray[np.float32], boundaries: NDArray[np.float32]) -> 
     return index
 
 
+def ordered_sum(columns: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Sum of each column of float32 [m, n] from the first row to the last, every partial sum rounded to float32."""
+    if columns.shape[1] == 1:  # numpy would fold a lone column into a vector and sum it pairwise
+        return np.add.accumulate(columns, axis=0)[-1]
+    return np.add.reduce(columns, axis=0)
+
+
 @dataclass(frozen=True, eq=False)
 class TurboKernel:
     """Encodes and decodes single blocks of `group` values of one turbo type."""
@@ -59,11 +66,11 @@ class TurboKernel:
         columns[...] = x
         spare = np.empty(x.shape, np.float32)
         with np.errstate(over="ignore", under="ignore", divide="ignore"):
-            norm = np.sqrt(np.add.reduce(np.multiply(columns, columns, out=spare), axis=0))
+            norm = np.sqrt(ordered_sum(np.multiply(columns, columns, out=spare)))
             columns *= np.where(norm > _TINY, np.float32(1) / norm, np.float32(0))
             index = count_not_above(self.rotation.columns(columns, spare), self.codebook.boundaries)
             squares = self.codebook.values * self.codebook.values
-            length = np.sqrt(np.add.reduce(np.take(squares, index, out=spare, mode="clip"), axis=0))
+            length = np.sqrt(ordered_sum(np.take(squares, index, out=spare, mode="clip")))
             norm = np.where(length > _TINY, norm / length, norm)
         scales = np.minimum(norm, F16_MAX).astype("<f2")
         out[:, :2] = scales.view(np.uint8).reshape(-1, 2)
@@ -102,7 +109,7 @@ class TurboKernel:
 
     @cached_property
     def _table(self) -> NDArray[np.generic]:
-        """Values of each code byte (3 bit: qs byte | sign nibble << 8) as one item: two float32 are a complex64, four a complex128."""
+        """The values of every code byte (3 bit: qs byte | sign nibble << 8), all values of a byte viewed as one item."""
         low_bits = self.block_type.code_fields[0][1]
         per_item = 8 // low_bits
         n_fields = len(self.block_type.code_fields)
