@@ -1,0 +1,369 @@
+"""From bytes to records: reads a GGUF file's header, metadata and tensor list with a cursor that knows its bounds.
+
+Everything that must hold to read on is checked here, before anything is allocated: lengths against the bytes left and against
+the limits, type ids, encodings. Whether the records make sense together (duplicates, alignment, sizes, overlaps) is judged
+in gguf_rules; the data section is not looked at.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_types import (
+    MAGIC,
+    MAX_ARRAY_DEPTH,
+    MAX_ARRAY_ELEMENTS,
+    MAX_ARRAY_STRINGS,
+    MAX_DIMS,
+    MAX_INNER_ARRAYS,
+    MAX_KEY_BYTES,
+    MAX_METADATA_ENTRIES,
+    MAX_STRING_BYTES,
+    MAX_TENSOR_NAME_BYTES,
+    MAX_TENSORS,
+    VALUE_DTYPES,
+    VALUE_TYPES,
+    VERSION,
+    MetadataType,
+    ValueType,
+)
+
+Buffer = bytes | mmap.mmap
+
+MIN_ENTRY_BYTES = 8 + 4 + 1  # length of the key, type, the smallest value
+MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, n_dims, type, offset
+ARRAY_HEADER_BYTES = 4 + 8  # element type, count
+
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+SCALARS = {t: struct.Struct("<" + dtype.char) for t, dtype in VALUE_DTYPES.items()}
+
+# What people hand over instead of a model, by its first bytes.
+OTHER_FILES: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a Git LFS pointer: the model itself was not downloaded; run `git lfs pull`"),
+    (b"<!doctype html", "an HTML page: a download saved a web page instead of the model"),
+    (b"<html", "an HTML page: a download saved a web page instead of the model"),
+    (b"<?xml", "an XML page: a download saved an error page instead of the model"),
+    (b"pk\x03\x04", "a zip archive (or a PyTorch checkpoint); convert the model to GGUF first"),
+    (b"\x1f\x8b", "compressed with gzip; unpack it first"),
+    (b"lmgg", "an old GGML file; convert the original model to GGUF again"),
+    (b"fmgg", "an old GGML file (ggmf); convert the original model to GGUF again"),
+    (b"tjgg", "an old GGML file (ggjt); convert the original model to GGUF again"),
+    (b"nsgg", "a llama.cpp session file, which holds a prompt cache and no model"),
+    (b"qsgg", "a llama.cpp sequence file, which holds a prompt cache and no model"),
+    (b"{", "JSON text and no model"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One metadata entry. Text is decoded with `surrogateescape`, so no bytes are lost where it is not UTF-8."""
+
+    key: str
+    type: MetadataType
+    value: Any  # int, float, bool, str; arrays: numpy view on the file, list of str, list of arrays
+    offset: int  # of the entry (its key's length) in the file
+    value_offset: int  # of the value behind its type id
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """One entry of the tensor list, as it stands in the file: `dims` in ggml's order, fastest first."""
+
+    name: str
+    dims: tuple[int, ...]
+    type_id: int
+    data_offset: int  # relative to the data section
+    offset: int  # of the record (its name's length) in the file
+    dims_offset: int  # of the first dimension
+
+    @property
+    def type_offset(self) -> int:
+        return self.dims_offset + 8 * len(self.dims)
+
+    @property
+    def offset_offset(self) -> int:
+        return self.type_offset + 4
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedGguf:
+    """The records of one file. `end` is the offset behind the tensor list: padding and the data section follow."""
+
+    path: str
+    size: int
+    version: int
+    entries: tuple[Entry, ...]
+    tensors: tuple[TensorRecord, ...]
+    end: int
+
+
+class Cursor:
+    """Reads little-endian values of a buffer in order; whatever would go beyond its end is an error before it is read."""
+
+    def __init__(self, buffer: Buffer, path: str) -> None:
+        self.buffer = buffer
+        self.size = len(buffer)
+        self.position = 0
+        self.path = path
+
+    @property
+    def left(self) -> int:
+        return self.size - self.position
+
+    def error(self, code: str, message: str, offset: int | None = None) -> GgufError:
+        return GgufError(code, self.path, message, offset=self.position if offset is None else offset)
+
+    def need(self, n_bytes: int, what: str, *, at: int | None = None) -> None:
+        """Demands that `n_bytes` are left; `at` is the offset to report if not the cursor's."""
+        if n_bytes > self.left:
+            raise self.error(
+                "truncated",
+                f"truncated in {what}: it needs {n_bytes} bytes and {self.left} are left "
+                f"(expected a file of at least {self.position + n_bytes} bytes, found {self.size}); "
+                "the download is incomplete or the file is damaged",
+                at,
+            )
+
+    def limit(self, count: int, maximum: int, what: str, *, at: int) -> None:
+        if count > maximum:
+            raise self.error("over-limit", f"{what} is {count}, more than the limit of {maximum}; the file is damaged", at)
+
+    def u32(self, what: str) -> int:
+        self.need(4, what)
+        value: int = U32.unpack_from(self.buffer, self.position)[0]
+        self.position += 4
+        return value
+
+    def u64(self, what: str) -> int:
+        self.need(8, what)
+        value: int = U64.unpack_from(self.buffer, self.position)[0]
+        self.position += 8
+        return value
+
+    def text(self, what: str, maximum: int) -> str:
+        """A string of GGUF: u64 length, then that many bytes. Bytes that are not UTF-8 become lone surrogates."""
+        at = self.position
+        n_bytes = self.u64(f"the length of {what}")
+        self.limit(n_bytes, maximum, f"the length of {what}", at=at)
+        self.need(n_bytes, what, at=at)
+        start = self.position
+        self.position += n_bytes
+        return self.buffer[start : self.position].decode("utf-8", "surrogateescape")
+
+
+def parse(buffer: Buffer, path: str) -> ParsedGguf:
+    """Parses the header, the metadata and the tensor list of one GGUF file.
+
+    `buffer` is the whole file; numeric arrays of the result are read-only views on it. `path` is for messages.
+    Raises GgufError for what cannot be read on from: see the module's docstring.
+    """
+    cursor = Cursor(buffer, path)
+    _check_magic(cursor)
+    version = _version(cursor)
+    at_tensors = cursor.position
+    n_tensors = cursor.u64("the header (tensor count)")
+    at_entries = cursor.position
+    n_entries = cursor.u64("the header (metadata count)")
+    cursor.limit(n_tensors, MAX_TENSORS, "the tensor count", at=at_tensors)
+    cursor.limit(n_entries, MAX_METADATA_ENTRIES, "the metadata count", at=at_entries)
+    cursor.need(n_entries * MIN_ENTRY_BYTES, f"the metadata ({n_entries} entries)", at=at_entries)
+    entries = tuple(_entries(cursor, n_entries))
+    cursor.need(n_tensors * MIN_TENSOR_BYTES, f"the tensor list ({n_tensors} tensors)")
+    tensors = tuple(_tensor(cursor, i) for i in range(n_tensors))
+    return ParsedGguf(path, cursor.size, version, entries, tensors, cursor.position)
+
+
+def _check_magic(cursor: Cursor) -> None:
+    head = cursor.buffer[:64]
+    if not head:
+        raise cursor.error("not-gguf", "the file is empty (0 bytes)")
+    if head[:4] == MAGIC:
+        cursor.position = 4
+        return
+    if MAGIC.startswith(head):
+        cursor.need(4, "the magic")
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for prefix, what in OTHER_FILES:
+        if text.startswith(prefix):
+            raise cursor.error("not-gguf", f"expected a GGUF file, found {what}")
+    # safetensors: u64 length of a JSON header, then the header itself
+    if head[8:9] == b"{" and U64.unpack_from(head)[0] < 1 << 32:
+        raise cursor.error("not-gguf", "expected a GGUF file, found a safetensors file; name the model's folder instead")
+    raise cursor.error("not-gguf", f"expected a file that begins with {MAGIC!r}, found {head[:4]!r}")
+
+
+def _version(cursor: Cursor) -> int:
+    at = cursor.position
+    version = cursor.u32("the header (version)")
+    if version == VERSION:
+        return version
+    if version & 0xFFFF == 0 and version:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        raise cursor.error(
+            "big-endian", f"expected little-endian byte order, found big-endian (version {swapped}); "
+            "convert it with `gguf-convert-endian FILE little`", at
+        )  # fmt: skip
+    if 0 < version < VERSION:
+        advice = "rewrite it with a current llama.cpp (`llama-quantize IN OUT COPY`) or convert the model again"
+    elif version > VERSION:
+        advice = "it was written by newer software than this"
+    else:
+        advice = "the file is damaged"
+    raise cursor.error("version", f"expected GGUF version {VERSION}, found version {version}; {advice}", at)
+
+
+def _entries(cursor: Cursor, n_entries: int) -> Iterator[Entry]:
+    inner_arrays = InnerArrays()
+    for i in range(n_entries):
+        offset = cursor.position
+        key = cursor.text(f"metadata key {i}", MAX_KEY_BYTES)
+        what = f"the metadata (key {key!r})"
+        value_type = _value_type(cursor, cursor.u32(what), what)
+        value_offset = cursor.position
+        if value_type is ValueType.ARRAY:
+            element, value = _array(cursor, what, inner_arrays)
+            yield Entry(key, MetadataType(value_type, element), value, offset, value_offset)
+        else:
+            yield Entry(key, MetadataType(value_type), _scalar(cursor, value_type, what), offset, value_offset)
+
+
+def _value_type(cursor: Cursor, type_id: int, what: str) -> ValueType:
+    """The type whose id has just been read."""
+    if type_id not in VALUE_TYPES:
+        raise cursor.error("value-type", f"{what} has value type {type_id}, expected 0 to 12", cursor.position - 4)
+    return VALUE_TYPES[type_id]
+
+
+def _scalar(cursor: Cursor, value_type: ValueType, what: str) -> int | float | bool | str:
+    if value_type is ValueType.STRING:
+        return cursor.text(f"the value of {what}", MAX_STRING_BYTES)
+    packed = SCALARS[value_type]
+    cursor.need(packed.size, what)
+    (value,) = packed.unpack_from(cursor.buffer, cursor.position)
+    if value_type is ValueType.BOOL:
+        if value > 1:
+            raise cursor.error("bool", f"{what} is a boolean, expected 0 or 1, found {value}")
+        value = bool(value)
+    cursor.position += packed.size
+    return value  # type: ignore[no-any-return]
+
+
+class InnerArrays:
+    """Counts the arrays within arrays of one file."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def _array(cursor: Cursor, what: str, inner_arrays: InnerArrays) -> tuple[ValueType, Any]:
+    """Element type and value of an array. Nested arrays are walked with a stack of our own, never by recursion."""
+    element, count = _array_header(cursor, what)
+    if element is not ValueType.ARRAY:
+        return element, _flat_array(cursor, element, count, what)
+    value: list[Any] = []
+    open_arrays = [(value, count)]
+    while open_arrays:
+        target, missing = open_arrays.pop()
+        if not missing:
+            continue
+        open_arrays.append((target, missing - 1))
+        at = cursor.position
+        inner_arrays.count += 1
+        cursor.limit(inner_arrays.count, MAX_INNER_ARRAYS, f"the number of nested arrays up to {what}", at=at)
+        inner, count = _array_header(cursor, what)
+        if inner is not ValueType.ARRAY:
+            target.append(_flat_array(cursor, inner, count, what))
+        elif len(open_arrays) + 1 >= MAX_ARRAY_DEPTH:
+            raise cursor.error("array-depth", f"{what} nests arrays more than {MAX_ARRAY_DEPTH} deep", at)
+        else:
+            nested: list[Any] = []
+            target.append(nested)
+            open_arrays.append((nested, count))
+    return element, value
+
+
+def _array_header(cursor: Cursor, what: str) -> tuple[ValueType, int]:
+    """Element type and count of the array at the cursor, with the count checked against the bytes left."""
+    element = _value_type(cursor, cursor.u32(what), what)
+    at = cursor.position
+    count = cursor.u64(what)
+    cursor.limit(count, MAX_ARRAY_ELEMENTS, f"the array length of {what}", at=at)
+    if element is ValueType.STRING:
+        cursor.limit(count, MAX_ARRAY_STRINGS, f"the array length of {what}", at=at)
+        smallest = 8
+    elif element is ValueType.ARRAY:
+        smallest = ARRAY_HEADER_BYTES
+    else:
+        smallest = VALUE_DTYPES[element].itemsize
+    cursor.need(count * smallest, f"{what}, an array of {count} {element.name}", at=at)
+    return element, count
+
+
+def _flat_array(cursor: Cursor, element: ValueType, count: int, what: str) -> np.ndarray | list[str]:
+    if element is ValueType.STRING:
+        return _strings(cursor, count, what)
+    dtype = VALUE_DTYPES[element]
+    if not count:
+        return np.empty(0, np.bool_ if element is ValueType.BOOL else dtype)
+    values = np.frombuffer(cursor.buffer, dtype, count, cursor.position)
+    if element is ValueType.BOOL:
+        if values.max() > 1:
+            i = int(np.argmax(values > 1))
+            raise cursor.error(
+                "bool", f"{what} is an array of booleans, expected 0 or 1, found {values[i]} in element {i}",
+                cursor.position + i,
+            )  # fmt: skip
+        values = values.view(np.bool_)
+    cursor.position += values.nbytes
+    return values
+
+
+def _strings(cursor: Cursor, count: int, what: str) -> list[str]:
+    """`count` strings. The loop is the hot spot of opening a model (262,144 tokens and as many merges), hence bare."""
+    buffer, last_length = cursor.buffer, cursor.size - 8
+    length_at = U64.unpack_from
+    position = cursor.position
+    strings: list[str] = []
+    append = strings.append
+    for i in range(count):
+        if position > last_length:
+            cursor.position = position
+            cursor.need(8, f"{what}, the length of string {i} of {count}")
+        start = position + 8
+        position = start + length_at(buffer, position)[0]
+        if position > cursor.size:
+            cursor.position = start
+            cursor.need(position - start, f"{what}, string {i} of {count}", at=start - 8)
+        append(buffer[start:position].decode("utf-8", "surrogateescape"))
+    cursor.position = position
+    return strings
+
+
+def _tensor(cursor: Cursor, i: int) -> TensorRecord:
+    offset = cursor.position
+    name_bytes = cursor.u64(f"the tensor list (length of name {i})")
+    cursor.position = offset
+    if name_bytes > MAX_TENSOR_NAME_BYTES:
+        raise cursor.error(
+            "tensor-name", f"the name of tensor {i} has {name_bytes} bytes, expected at most {MAX_TENSOR_NAME_BYTES}"
+        )
+    name = cursor.text(f"the tensor list (name {i})", MAX_TENSOR_NAME_BYTES)
+    what = f"the tensor list (tensor {name!r})"
+    at = cursor.position
+    n_dims = cursor.u32(what)
+    if n_dims > MAX_DIMS:
+        raise cursor.error("dimensions", f"tensor {name!r} has {n_dims} dimensions, expected at most {MAX_DIMS}", at)
+    dims_offset = cursor.position
+    cursor.need(8 * n_dims + 4 + 8, what)
+    dims = tuple(cursor.u64(what) for _ in range(n_dims))
+    type_id = cursor.u32(what)
+    data_offset = cursor.u64(what)
+    return TensorRecord(name, dims, type_id, data_offset, offset, dims_offset)

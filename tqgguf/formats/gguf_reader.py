@@ -1,0 +1,202 @@
+"""Opens GGUF files, whole or split, and hands out their metadata and views of their tensors' bytes.
+
+Files are memory-mapped and checked when they are opened; tensor data is not copied and not decoded: what the bytes of a block
+mean is not known here. Which keys and tensors a model needs is not known here either.
+
+Lifetime: arrays handed out keep their file's mapping alive, so they stay valid after `close()`, which then releases the
+mapping only when the last of them is gone. A file must not be shortened while it is open (the system ends a process that reads
+a mapped page that is no longer there).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from tqgguf.formats import gguf_rules
+from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_metadata import MetadataAccess
+from tqgguf.formats.gguf_parse import Buffer, ParsedGguf, parse
+from tqgguf.formats.gguf_split import check_set, shard_paths
+from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor. `shape` is in numpy's order, slowest dimension first (ggml's ne reversed); () is a scalar.
+
+    `offset` is in bytes from the beginning of the tensor's own file, `paths[shard]`. `n_bytes` is without padding, and None if
+    the type is unknown: such a tensor's data can neither be bounded nor read.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ggml_type: int
+    n_values: int
+    n_bytes: int | None
+    offset: int
+    shard: int
+
+    @property
+    def type_name(self) -> str:
+        return ggml_type_name(self.ggml_type)
+
+
+class GGUFFile(MetadataAccess):
+    """A GGUF model, merged from its shards if it is split. Made by `open_gguf`; a context manager.
+
+    path: the file that was named, paths: all shards in order (one for a file that is not split).
+    version, alignment (bytes) and metadata are the first shard's. Metadata values are int, float, bool and str; arrays of
+    numbers are read-only numpy arrays of the file's type that may be unaligned, arrays of strings are lists, and arrays of
+    arrays lists of either. Bytes of strings that are not UTF-8 are kept as surrogates (`surrogateescape`); `text` and
+    `texts` refuse them.
+    """
+
+    def __init__(self, path: str, paths: tuple[str, ...], buffers: list[Buffer], files: list[ParsedGguf]) -> None:
+        self.path = path
+        self.paths = paths
+        self.version = files[0].version
+        self.alignment = gguf_rules.alignment(files[0])
+        self._entries = {entry.key: entry for entry in files[0].entries}
+        self.metadata: Mapping[str, Any] = MappingProxyType({entry.key: entry.value for entry in files[0].entries})
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {info.name: info for shard, parsed in enumerate(files) for info in _tensor_infos(parsed, shard)}
+        )
+        self._buffers: list[Buffer] | None = buffers
+
+    def raw(self, name: str) -> np.ndarray:
+        """A tensor's bytes: uint8 [n_bytes], a read-only view of the file.
+
+        Raises KeyError for an unknown name, GgufError for an unknown type, TqggufError if the file is closed.
+        """
+        info = self.tensors[name]
+        if info.n_bytes is None:
+            message = f"tensor {name!r} cannot be read: it is of {info.type_name}, whose block size is unknown"
+            raise GgufError("unknown-type", self.paths[info.shard], message, offset=info.offset)
+        if self._buffers is None:
+            raise TqggufError(f"{self.path}: tensor {name!r} was asked for after the file was closed")
+        if not info.n_bytes:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(self._buffers[info.shard], np.uint8, info.n_bytes, info.offset)
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor as a read-only view of the file, without a copy; errors as `raw`.
+
+        Plain types: their dtype (F32 F16 F64 I8 I16 I32 I64; BF16 as the uint16 of its bits) in `shape`.
+        Block types: uint8 of shape[:-1] + (row_bytes,), so [rows, row_bytes] for a matrix; each row is whole blocks.
+        """
+        raw, info = self.raw(name), self.tensors[name]
+        ggml_type = GGML_TYPES[info.ggml_type]
+        if ggml_type.dtype is not None:
+            return raw.view(ggml_type.dtype).reshape(info.shape)
+        row_bytes = info.shape[-1] // ggml_type.block_size * ggml_type.block_bytes
+        return raw.reshape(*info.shape[:-1], row_bytes)
+
+    def close(self) -> None:
+        """Lets go of the file. Arrays already handed out stay valid; see the module's docstring. May be called again."""
+        buffers, self._buffers = self._buffers or [], None
+        for buffer in buffers:
+            _release(buffer)
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<GGUFFile {self.path!r}: {len(self.metadata)} metadata entries, {len(self.tensors)} tensors>"
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Opens and checks a GGUF file. Of a split model (`NAME-00001-of-0000N.gguf`), any shard opens all of them.
+
+    Raises GgufError (a FormatError) for a damaged file or set, TqggufError for what is not there, not a regular file, or
+    not readable.
+    """
+    name = os.fspath(path)
+    buffers: list[Buffer] = [_map(name)]
+    try:
+        files = [_parse_sound(buffers[0], name)]
+        paths, index = shard_paths(files[0])
+        if len(paths) > 1:
+            mapped, parsed = buffers.pop(), files.pop()
+            for i, shard in enumerate(paths):
+                buffers.append(mapped if i == index else _map(shard))
+                files.append(parsed if i == index else _parse_sound(buffers[i], shard))
+            check_set(files)
+        return GGUFFile(name, paths, buffers, files)
+    except BaseException:
+        for buffer in buffers:
+            _release(buffer)
+        raise
+
+
+def _tensor_infos(parsed: ParsedGguf, shard: int) -> list[TensorInfo]:
+    start = gguf_rules.data_start(parsed)
+    return [
+        TensorInfo(
+            name=tensor.name,
+            shape=tensor.dims[::-1],
+            ggml_type=tensor.type_id,
+            n_values=gguf_rules.n_values(tensor),
+            n_bytes=gguf_rules.n_bytes(tensor),
+            offset=start + tensor.data_offset,
+            shard=shard,
+        )
+        for tensor in parsed.tensors
+    ]
+
+
+def _parse_sound(buffer: Buffer, path: str) -> ParsedGguf:
+    parsed = parse(buffer, path)
+    for error in gguf_rules.judge(parsed):
+        raise error
+    return parsed
+
+
+def _map(path: str) -> Buffer:
+    """The whole of a regular file, memory-mapped read-only; b"" for an empty one, which cannot be mapped."""
+    try:
+        # without O_NONBLOCK, opening a FIFO would wait for a writer
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        raise TqggufError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise TqggufError(f"{path}: expected a GGUF file, found {_kind(status.st_mode)}")
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
+    except (OSError, ValueError) as error:
+        raise TqggufError(f"{path}: cannot be mapped into memory: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+        (stat.S_ISSOCK, "a socket"),
+    )
+    return next((kind for test, kind in kinds if test(mode)), "no regular file")
+
+
+def _release(buffer: Buffer) -> None:
+    if isinstance(buffer, mmap.mmap):
+        try:
+            buffer.close()
+        except BufferError:
+            pass  # arrays still use the mapping: it goes with the last of them

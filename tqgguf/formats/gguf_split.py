@@ -1,0 +1,112 @@
+"""Split GGUF sets: which files belong to the one that was named, and whether they agree.
+
+A set of N files is named `NAME-00001-of-0000N.gguf` and so on; each file says its index (`split.no`, from 0), N (`split.count`)
+and the number of tensors of the whole set (`split.tensors.count`). Only the first has the model's metadata.
+Source: llama.cpp's gguf-split. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+
+from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_parse import Entry, ParsedGguf
+from tqgguf.formats.gguf_types import INTEGER_TYPES, MAX_SHARDS
+
+SHARD_NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+NUMBER_KEY: Final = "split.no"
+COUNT_KEY: Final = "split.count"
+TENSORS_KEY: Final = "split.tensors.count"
+ARCHITECTURE_KEY: Final = "general.architecture"
+
+
+def shard_paths(parsed: ParsedGguf) -> tuple[tuple[str, ...], int]:
+    """The paths of the set that a file belongs to, and the file's index among them; one path if it is not split.
+
+    Raises GgufError if the file's name and its metadata disagree, or if a file of the set does not exist.
+    """
+    folder, name = os.path.split(parsed.path)
+    named = SHARD_NAME.fullmatch(name)
+    if _find(parsed, COUNT_KEY) is None:
+        if named and int(named["count"]) > 1:
+            message = (
+                f"the name says shard {int(named['number'])} of {int(named['count'])}, but {COUNT_KEY} is not in the "
+                "metadata; if the file is a whole model, give it another name"
+            )
+            raise GgufError("split-name", parsed.path, message)
+        return (parsed.path,), 0
+    count = _count(parsed, COUNT_KEY)
+    if count <= 1:
+        return (parsed.path,), 0
+    at = _offset(parsed, COUNT_KEY)
+    if count > MAX_SHARDS:
+        raise GgufError("over-limit", parsed.path, f"{COUNT_KEY} is {count}, expected at most {MAX_SHARDS}", offset=at)
+    index = _count(parsed, NUMBER_KEY)
+    if index >= count:
+        message = f"{NUMBER_KEY} is {index} and {COUNT_KEY} {count}, expected less"
+        raise GgufError("split-disagrees", parsed.path, message, offset=_offset(parsed, NUMBER_KEY))
+    expected = f"-{index + 1:05d}-of-{count:05d}.gguf"
+    if not named or (int(named["number"]), int(named["count"])) != (index + 1, count):
+        message = f"it is shard {index + 1} of {count} by its metadata, expected a name that ends in {expected}; was it renamed?"
+        raise GgufError("split-name", parsed.path, message, offset=_offset(parsed, NUMBER_KEY))
+    names = [f"{named['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
+    paths = tuple(parsed.path if i == index else os.path.join(folder, names[i]) for i in range(count))
+    missing = [name for name, path in zip(names, paths, strict=True) if not os.path.exists(path)]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        message = f"the model is split into {count} files, and {missing[0]}{more} is missing beside this one"
+        raise GgufError("split-missing", parsed.path, message)
+    return paths, index
+
+
+def check_set(files: list[ParsedGguf]) -> None:
+    """Demands that the files of a set, in the order of their names, are one model."""
+    first = files[0]
+    for index, parsed in enumerate(files):
+        _same(parsed, NUMBER_KEY, index, "its place in the set by its name; is it a renamed copy of another shard?")
+        _same(parsed, COUNT_KEY, len(files), "as the other shards say")
+        _same(parsed, TENSORS_KEY, _count(first, TENSORS_KEY), f"as {os.path.basename(first.path)} says")
+        architecture = _find(parsed, ARCHITECTURE_KEY)
+        of_first = _find(first, ARCHITECTURE_KEY)
+        if architecture and of_first and architecture.value != of_first.value:
+            message = f"{ARCHITECTURE_KEY} is {architecture.value!r}, expected {of_first.value!r} as in the first shard"
+            raise GgufError("split-disagrees", parsed.path, message, offset=architecture.value_offset)
+    seen: dict[str, str] = {}
+    for parsed in files:
+        for tensor in parsed.tensors:
+            if tensor.name in seen:
+                message = f"tensor {tensor.name!r} is also in shard {seen[tensor.name]}"
+                raise GgufError("duplicate-tensor", parsed.path, message, offset=tensor.offset)
+            seen[tensor.name] = os.path.basename(parsed.path)
+    if len(seen) != _count(first, TENSORS_KEY):
+        message = f"{TENSORS_KEY} is {_count(first, TENSORS_KEY)}, but the shards have {len(seen)} tensors together"
+        raise GgufError("split-disagrees", first.path, message, offset=_offset(first, TENSORS_KEY))
+
+
+def _find(parsed: ParsedGguf, key: str) -> Entry | None:
+    return next((entry for entry in parsed.entries if entry.key == key), None)
+
+
+def _offset(parsed: ParsedGguf, key: str) -> int | None:
+    entry = _find(parsed, key)
+    return None if entry is None else entry.value_offset
+
+
+def _count(parsed: ParsedGguf, key: str) -> int:
+    entry = _find(parsed, key)
+    if entry is None:
+        raise GgufError("metadata-missing", parsed.path, f"it is a shard of a split model, but {key} is missing")
+    if entry.type.value not in INTEGER_TYPES or entry.value < 0:
+        message = f"{key} is {entry.type} {entry.value!r}, expected an integer >= 0"
+        raise GgufError("metadata-type", parsed.path, message, offset=entry.value_offset)
+    return int(entry.value)
+
+
+def _same(parsed: ParsedGguf, key: str, expected: int, why: str) -> None:
+    found = _count(parsed, key)
+    if found != expected:
+        message = f"{key} is {found}, expected {expected}, {why}"
+        raise GgufError("split-disagrees", parsed.path, message, offset=_offset(parsed, key))
