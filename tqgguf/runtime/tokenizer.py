@@ -1,0 +1,155 @@
+"""The tokenizer of a GGUF model, built from the file's metadata alone; token ids equal llama.cpp's.
+
+Puts together the vocabulary, the special tokens inside text and the model that cuts plain text (`tokenizer_bpe`,
+`tokenizer_spm`). Knows BOS, EOS and where generation ends. Does not know chats (see `chat`) or MLX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.runtime.special_tokens import SpecialTokens
+from tqgguf.runtime.tokenizer_bpe import BpeModel
+from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_vocabulary
+
+
+class TextModel(Protocol):
+    """What cuts plain text into tokens: BPE or SentencePiece."""
+
+    add_bos: bool  # whether text begins with BOS when the metadata does not say
+
+    def encode(self, text: str, *, after_special: bool) -> list[int]:
+        """Token ids of plain text that follows a special token or the beginning (`after_special`), or does not."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for."""
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    `backend` is the `tokenizers.Tokenizer` that merges plain text (None for SentencePiece vocabularies); it knows no
+    special tokens. `warnings` says, in one line each, what in the file was ignored or assumed.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, model: TextModel, metadata: Mapping[str, Any]) -> None:
+        self._vocabulary = vocabulary
+        self._model = model
+        special = vocabulary.special
+        self.bos_id, self.eos_id = special.get("bos"), special.get("eos")
+        self.eot_id, self.eom_id = special.get("eot"), special.get("eom")
+        self.unk_id, self.pad_id = special.get("unk"), special.get("pad")
+        self.warnings = vocabulary.warnings
+        self.add_bos = self._checked_flag("add_bos_token", read_flag(metadata, "add_bos_token", model.add_bos), "bos")
+        self.add_eos = self._checked_flag("add_eos_token", read_flag(metadata, "add_eos_token", False), "eos")
+        self.end_of_generation = vocabulary.end_of_generation
+        template = metadata.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise FormatError(f"tokenizer.chat_template: expected a string, found {type(template).__name__}")
+        self.chat_template: str | None = template
+        hidden = {TokenType.CONTROL, TokenType.UNKNOWN}
+        self._hidden = frozenset(np.flatnonzero(np.isin(vocabulary.types, list(hidden))).tolist())
+        user_defined = np.flatnonzero(vocabulary.types == TokenType.USER_DEFINED).tolist()
+        self._special = self._special_tokens({*self._hidden, *user_defined}, metadata)
+        self._user_defined = self._special_tokens(user_defined, metadata)
+
+    @property
+    def backend(self) -> Backend | None:
+        return self._model.backend if isinstance(self._model, BpeModel) else None
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._vocabulary)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        `add_special`: BOS before and EOS after, as the metadata says; a BOS that `text` itself begins with is not
+        repeated. `parse_special`: control tokens written in `text` become those tokens, else they are plain text.
+        """
+        fragments = (self._special if parse_special else self._user_defined).split(_valid(text))
+        ids: list[int] = []
+        if add_special and self.add_bos and fragments[:1] != [self.bos_id]:
+            ids.append(self._id("bos"))
+        after_special = True
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                ids.append(fragment)
+            else:
+                ids += self._model.encode(fragment, after_special=after_special)
+            after_special = isinstance(fragment, int)
+        if add_special and self.add_eos:
+            ids.append(self._id("eos"))
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
+        shown = [i for i in ids if not (skip_special and self.is_special(i))]
+        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, for streaming; a control token gives its text."""
+        self._check(token_id)
+        return self._model.token_bytes(token_id)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token steers the model and is no text (BOS, a turn marker)."""
+        self._check(token_id)
+        return bool(self._vocabulary.types[token_id] == TokenType.CONTROL)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is left out of shown text: control tokens and the unknown token."""
+        self._check(token_id)
+        return token_id in self._hidden
+
+    def token_text(self, token_id: int) -> str:
+        """A token as the vocabulary spells it."""
+        self._check(token_id)
+        return self._vocabulary.tokens[token_id]
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that the vocabulary spells `text`, None if there is none."""
+        return self._vocabulary.ids.get(text)
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise RequestError(f"token id {token_id}: expected one of the vocabulary's 0..{self.vocab_size - 1}")
+
+    def _id(self, role: str) -> int:
+        return self._vocabulary.special[role]
+
+    def _checked_flag(self, name: str, value: bool, role: str) -> bool:
+        if value and role not in self._vocabulary.special:
+            self.warnings.append(f"{PREFIX}{name}: true, but the file names no {role.upper()} token; none is added")
+            return False
+        return value
+
+    def _special_tokens(self, ids: Iterable[int], metadata: Mapping[str, Any]) -> SpecialTokens:
+        tokens = self._vocabulary.tokens
+        texts = {tokens[i]: i for i in ids}
+        return SpecialTokens(texts)
+
+
+def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer of a GGUF file from its metadata.
+
+    Raises UnsupportedModelError for a tokenizer model or pre-tokenizer that is not known, naming it,
+    and FormatError when the metadata contradicts itself.
+    """
+    name = metadata.get(PREFIX + "model")
+    if name is None:
+        raise FormatError(f"{PREFIX}model: expected the name of a tokenizer, found none; the file has no vocabulary")
+    if name == "gpt2":
+        vocabulary = read_vocabulary(metadata, default_special={})
+        return Tokenizer(vocabulary, BpeModel(vocabulary, metadata), metadata)
+    raise UnsupportedModelError(f"{PREFIX}model: expected gpt2 or llama, found {name!r}, which is not supported")
+
+
+def _valid(text: str) -> str:
+    """`text` with lone surrogates, which no UTF-8 can hold, as U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
