@@ -43,7 +43,19 @@ ARRAY_HEADER_BYTES = 4 + 8  # element type, count
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
-SCALARS = {t: struct.Struct("<" + dtype.char) for t, dtype in VALUE_DTYPES.items()}
+SCALARS = {
+    ValueType.U8: struct.Struct("<B"),
+    ValueType.I8: struct.Struct("<b"),
+    ValueType.U16: struct.Struct("<H"),
+    ValueType.I16: struct.Struct("<h"),
+    ValueType.U32: U32,
+    ValueType.I32: struct.Struct("<i"),
+    ValueType.F32: struct.Struct("<f"),
+    ValueType.BOOL: struct.Struct("<B"),
+    ValueType.U64: U64,
+    ValueType.I64: struct.Struct("<q"),
+    ValueType.F64: struct.Struct("<d"),
+}
 
 # What people hand over instead of a model, by its first bytes.
 OTHER_FILES: tuple[tuple[bytes, str], ...] = (
