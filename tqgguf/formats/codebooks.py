@@ -1,15 +1,15 @@
 """Reconstruction values and decision boundaries of the turbo types.
 
 The tables hold the positive halves and are mirrored; they are stated for groups of 128 (values of standard deviation
-1 / sqrt(128)) and scaled for other groups. Generation 3 is the Lloyd-Max quantiser of N(0, 1) divided by sqrt(128), to six
-digits (the 2 bit table is the forks' own). Generation 2 is read only: files of the forks as they were before.
+1 / sqrt(128)) and scaled for other groups. Generation 3 is the Lloyd-Max quantiser of N(0, 1) divided by sqrt(128), to
+six digits (the 2 bit table is the forks' own). Generation 2 is for reading only: the forks' older files.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Codebook:
     boundaries: NDArray[np.float32]
 
 
-@lru_cache(maxsize=None)
+@cache
 def codebook(bits: int, group: int = TABLE_GROUP, generation: int = CURRENT_GENERATION) -> Codebook:
     """The codebook of `bits` for a group of `group` values: float32(table) * float32(sqrt(128 / group))."""
     positive, upper = (np.array(half, np.float32) for half in HALVES[generation][bits])

@@ -1,15 +1,15 @@
 """Codecs: what a cache type means for a head size, and how head vectors become rows of blocks and back.
 
-A row is one head vector. Interleaved rows are what files hold; planes (codes and scales apart) are what caches hold; the
-two are a lossless permutation of each other. The arithmetic lives in `turbo` and `ggml`; layers, pages and tokens are
-unknown here.
+A row is one head vector. Interleaved rows are what files hold; planes (codes and scales apart) are what caches hold;
+the two are a lossless permutation of each other. The arithmetic lives in `turbo` and `ggml`; layers, pages and tokens
+are unknown here.
 """
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from tqgguf.formats.turbo import TurboKernel
 
 Side = Literal["k", "v"]
 
-# head sizes of the turbo types that are one block each: head_dim -> size of a rotated part. Multiples of 128 go in groups of 128.
+# head sizes that turbo types hold in one block: head_dim -> size of a rotated part; multiples of 128 are groups of 128
 _TURBO_PARTS = {64: 64, 96: 32, 192: 64}
 _TURBO_GROUP = 128
 _GGML_ROTATION = 64  # llama.cpp rotates quantised caches only where this divides head_dim
@@ -34,8 +34,8 @@ _GGML_ROTATION = 64  # llama.cpp rotates quantised caches only where this divide
 class Codec:
     """How one cache type stores head vectors of `head_dim` values. Made by `resolve_codec`.
 
-    `codebook` float32 [2**bits] is None for types that reconstruct by a formula; `rotation` is None where nothing is
-    rotated. Every array argument may have any leading shape, an empty one too.
+    `codebook` float32 [2**bits] and its decision `boundaries` float32 [2**bits - 1] are None for types that reconstruct
+    by a formula; `rotation` is None where nothing is rotated. Array arguments have any leading shape, an empty one too.
     """
 
     cache_type: str
@@ -43,6 +43,7 @@ class Codec:
     block_size: int
     rotation: Rotation | None
     codebook: NDArray[np.float32] | None = field(compare=False, repr=False)
+    boundaries: NDArray[np.float32] | None = field(compare=False, repr=False)
     _kernel: TurboKernel | GgmlKernel | FloatKernel = field(compare=False, repr=False)
 
     @property
@@ -89,8 +90,9 @@ class Codec:
             rows = np.ascontiguousarray(values, np.float32)
         _refuse_non_finite(rows, values)
         if self.rotation is not None and not isinstance(self._kernel, TurboKernel):
-            rows = self.rotation.forward(rows)
-            _refuse_non_finite(rows, values)
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows = self.rotation.forward(rows)
+            _refuse_non_finite(rows, values, "values overflow float32 while they are rotated")
         blocks = self._kernel.encode(rows.reshape(-1, self.block_size))
         return blocks.reshape(*values.shape[:-1], self.row_bytes)
 
@@ -103,7 +105,10 @@ class Codec:
         return self.decode_planes(*self.split(blocks))
 
     def split(self, blocks: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-        """Interleaved blocks uint8 [..., row_bytes] to planes: codes uint8 [..., n_blocks * code_bytes], scales float16 [..., n_blocks * n_scales]."""
+        """Interleaved blocks uint8 [..., row_bytes] to planes.
+
+        Returns codes uint8 [..., n_blocks * code_bytes] and scales float16 [..., n_blocks * n_scales].
+        """
         blocks = np.asarray(blocks, np.uint8)
         self._expect("block bytes", blocks.shape, self.row_bytes)
         lead = blocks.shape[:-1]
@@ -132,9 +137,9 @@ class Codec:
         elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise ValueError(f"out must be C-contiguous float32 {shape}, found {out.dtype} {out.shape}")
         n = out.size // self.block_size
-        self._kernel.decode(
-            codes.reshape(n, self.code_bytes), scales.reshape(n, self.n_scales), out.reshape(n, self.block_size)
-        )
+        code_rows, scale_rows = codes.reshape(n, self.code_bytes), scales.reshape(n, self.n_scales)
+        with np.errstate(over="ignore", invalid="ignore"):  # foreign blocks may hold infinite scales
+            self._kernel.decode(code_rows, scale_rows, out.reshape(n, self.block_size))
         return out
 
     def rotate(self, x: ArrayLike) -> NDArray[np.float32]:
@@ -147,9 +152,8 @@ class Codec:
 
     def _expect(self, what: str, shape: tuple[int, ...], last: int) -> None:
         if not shape or shape[-1] != last:
-            raise ValueError(
-                f"{self.cache_type} with head_dim {self.head_dim} needs {last} {what} on the last axis, found shape {shape}"
-            )
+            wanted = f"{last} {what} on the last axis"
+            raise ValueError(f"{self.cache_type} with head_dim {self.head_dim} needs {wanted}, found shape {shape}")
 
     def _expect_planes(self, codes: NDArray[np.uint8], scales: NDArray[np.float16]) -> tuple[int, ...]:
         self._expect("code bytes", codes.shape, self.n_blocks * self.code_bytes)
@@ -159,17 +163,21 @@ class Codec:
         return codes.shape[:-1]
 
 
-def _refuse_non_finite(rows: NDArray[np.float32], values: NDArray[np.generic]) -> None:
+def _refuse_non_finite(
+    rows: NDArray[np.float32],
+    values: NDArray[np.generic],
+    problem: str = "only finite float32 values can be encoded",
+) -> None:
+    """Raise EncodeError at the first entry of `rows` that is not finite, showing what `values` holds there."""
     finite = np.isfinite(rows)
-    if not finite.all():
-        where = np.unravel_index(int(np.argmin(finite)), rows.shape)
-        position = ", ".join(str(int(i)) for i in where)
-        raise EncodeError(
-            f"only finite float32 values can be encoded, found {values[where]} at position [{position}] of shape {list(values.shape)}"
-        )
+    if finite.all():
+        return
+    where = np.unravel_index(int(np.argmin(finite)), rows.shape)
+    position = ", ".join(str(int(i)) for i in where)
+    raise EncodeError(f"{problem}: found {values[where]} at position [{position}] of shape {list(values.shape)}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def resolve_codec(cache_type: str, head_dim: int, side: Side, *, rotated: bool = True) -> Codec:
     """The codec of a cache type for one side of a layer.
 
@@ -186,18 +194,22 @@ def resolve_codec(cache_type: str, head_dim: int, side: Side, *, rotated: bool =
     if not _holds(block_type, head_dim):
         possible = [name for name, t in BLOCK_TYPES.items() if _holds(t, head_dim)]
         advice = f"; possible for {head_dim}: {', '.join(possible)}" if possible else ""
-        raise RequestError(f"cache type {cache_type} cannot hold head_dim {head_dim}: it takes {_sizes(block_type)}{advice}")
+        sizes = _sizes(block_type)
+        raise RequestError(f"cache type {cache_type} cannot hold head_dim {head_dim}: it takes {sizes}{advice}")
     if block_type.family == "turbo":
         group = head_dim if head_dim in _TURBO_PARTS else _TURBO_GROUP
         rotation = Rotation(_TURBO_PARTS.get(head_dim, _TURBO_GROUP), signed=True)
         book = codebook(block_type.bits, group)
         kernel = TurboKernel(block_type, group, book, rotation)
-        return Codec(cache_type, head_dim, group, rotation, book.values, kernel)
+        return Codec(cache_type, head_dim, group, rotation, book.values, book.boundaries, kernel)
+    size = block_type.block_size
     if block_type.family == "ggml":
-        values = IQ4_NL_CODEBOOK.values if cache_type == "iq4_nl" else None
         hadamard = _ggml_rotation(head_dim, side) if rotated else None
-        return Codec(cache_type, head_dim, block_type.block_size, hadamard, values, GgmlKernel(block_type))
-    return Codec(cache_type, head_dim, block_type.block_size, None, None, FloatKernel(block_type))
+        values, boundaries = (
+            (IQ4_NL_CODEBOOK.values, IQ4_NL_CODEBOOK.boundaries) if cache_type == "iq4_nl" else (None, None)
+        )
+        return Codec(cache_type, head_dim, size, hadamard, values, boundaries, GgmlKernel(block_type))
+    return Codec(cache_type, head_dim, size, None, None, None, FloatKernel(block_type))
 
 
 def _holds(block_type: BlockType, head_dim: int) -> bool:

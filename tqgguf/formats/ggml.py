@@ -1,8 +1,8 @@
 """Kernels of the float types and of ggml's quantised types, with the bytes of ggml's reference quantizers.
 
-Two rules go beyond ggml. Where ggml would store an infinite scale or float, the largest finite one is stored, so that no
-block decodes to infinity. Where ggml leaves the codes of an (almost) zero block undefined, they are those of the value zero.
-Rotation before coding is the business of `codec`.
+Two rules go beyond ggml. Where ggml would store a scale or a float that is not finite, the nearest finite one is
+stored, so that no block decodes to infinity. Where ggml's codes are undefined behaviour or stale memory (scales so
+small that 1 / d is infinite, iq4_nl blocks below 1e-15) they are the codes of zero. Rotation is the business of `codec`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _STEP = 1 << 10  # blocks per step: buffers stay in a core's L2 cache
 _IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 IQ4_NL_CODEBOOK = Codebook(_IQ4_NL_VALUES, (_IQ4_NL_VALUES[1:] + _IQ4_NL_VALUES[:-1]) / np.float32(2))
 _IQ4_NL_EPS = np.float32(1e-15)
+_F32_MAX = np.finfo(np.float32).max
 _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 _Columns = NDArray[np.float32]
@@ -48,6 +49,15 @@ def _first_extreme(x: _Columns) -> NDArray[np.float32]:
     return extreme + np.float32(0)  # -0 + 0 = +0
 
 
+def _first_lowest(x: _Columns) -> NDArray[np.float32]:
+    """The minimum of each column; of +0 and -0 the one that comes first."""
+    low = x.min(axis=0)
+    zero = np.flatnonzero(low == 0)
+    if zero.size:
+        low[zero] = x[np.argmax(x[:, zero] == 0, axis=0), zero]
+    return low
+
+
 def _encode_q8_0(x: _Columns) -> _Coded:
     d = np.maximum(x.max(axis=0), -x.min(axis=0)) / np.float32(127) + np.float32(0)
     q = x * _inverse(d)
@@ -68,12 +78,12 @@ def _encode_symmetric(half_range: int) -> Callable[[_Columns], _Coded]:
 
 def _encode_affine(levels: int) -> Callable[[_Columns], _Coded]:
     def encode(x: _Columns) -> _Coded:
-        low = x.min(axis=0)
-        d = (x.max(axis=0) - low) / np.float32(levels)
+        low = _first_lowest(x)
+        d = (np.minimum(x.max(axis=0) - low, _F32_MAX) + np.float32(0)) / np.float32(levels)
         q = x - low
         q *= _inverse(d)
         q += np.float32(0.5)
-        return [d, low], np.minimum(q.astype(np.uint8), np.uint8(levels))
+        return [d, low], np.minimum(q, np.float32(levels), out=q).astype(np.uint8)
 
     return encode
 
@@ -81,7 +91,8 @@ def _encode_affine(levels: int) -> Callable[[_Columns], _Coded]:
 def _encode_iq4_nl(x: _Columns) -> _Coded:
     extreme = _first_extreme(x)
     coded = np.abs(extreme) >= _IQ4_NL_EPS
-    index = count_not_above(x * _inverse(extreme / _IQ4_NL_VALUES[0]), IQ4_NL_CODEBOOK.boundaries)
+    guess = extreme / _IQ4_NL_VALUES[0]
+    index = count_not_above(x * _inverse(guess), IQ4_NL_CODEBOOK.boundaries)
     weighted = x * x
     q = _IQ4_NL_VALUES[index]
     weighted *= q
@@ -90,6 +101,7 @@ def _encode_iq4_nl(x: _Columns) -> _Coded:
     sum_q2 = ordered_sum(weighted)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         d = np.where(coded & (sum_q2 > 0), sum_qx / sum_q2, np.float32(0))
+    d = np.where(np.isfinite(d), d, guess)
     index[:, ~coded] = np.searchsorted(IQ4_NL_CODEBOOK.boundaries, 0, side="right")
     return [d], index
 
@@ -127,7 +139,7 @@ class GgmlKernel:
         return out
 
     def _pack(self, index: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-        """Codes uint8 [32, n] to out [n, code_bytes]: a low nibble holds value j, the high nibble beside it value j + 16."""
+        """Codes uint8 [32, n] to out [n, code_bytes]; value j and value j + 16 share a byte, j in the low nibble."""
         if self.block_type.bits == 8:
             out[...] = index.T
             return
@@ -174,7 +186,7 @@ class FloatKernel:
     block_type: BlockType
 
     def encode(self, x: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Finite float32 [n, 1] to uint8 [n, itemsize], little-endian, rounded to nearest even, clamped to the finite range."""
+        """Finite float32 [n, 1] to little-endian uint8 [n, itemsize], rounded to nearest even, clamped to finite."""
         if self.block_type.name == "f32":
             return np.ascontiguousarray(x, "<f4").view(np.uint8)
         if self.block_type.name == "f16":

@@ -1,8 +1,8 @@
 """The Walsh-Hadamard rotation that spreads a head vector's energy evenly before it is coded.
 
-Signed (turbo types): y = s2 * (H (s1 * x)) / sqrt(size). Sign-less (llama.cpp's rotation of quantised caches): y = H x / sqrt(size),
-its own inverse. H is in natural (Sylvester) order. Operations are float32 in a fixed order, so that the bytes a codec
-makes of them are the same everywhere. Which size belongs to which cache type is decided in `codec`.
+Signed (turbo types): y = s2 * (H (s1 * x)) / sqrt(size). Sign-less (llama.cpp's rotation of quantised caches):
+y = H x / sqrt(size), its own inverse. H is in natural (Sylvester) order. Operations are float32 in a fixed order, so
+that the bytes a codec makes of them are the same everywhere. Which size a cache type takes is decided in `codec`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Signs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 # Bit i of the little-endian string = 1 means that entry i is -1. Source: the turbo forks' tables (128 entries).
 SIGNS_1_HEX = "59036ae44959f842bb3bc6a4a950f249"
@@ -64,7 +66,7 @@ class Rotation:
         return np.float32(1.0 / math.sqrt(self.size))
 
     @cached_property
-    def signs(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    def signs(self) -> Signs | None:
         """(s1, s2), float32 [size] each, or None when sign-less."""
         if not self.signed:
             return None
@@ -79,15 +81,10 @@ class Rotation:
         return self._apply(x, None if self.signs is None else self.signs[::-1])
 
     def columns(self, x: NDArray[np.float32], spare: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`forward` for vectors that are columns: float32 [k * size, n]. Overwrites both buffers, returns one of them."""
+        """`forward` for vectors that are columns, float32 [k * size, n]; overwrites both buffers, returns one."""
         return self._columns(x, spare, self.signs)
 
-    def _columns(
-        self,
-        x: NDArray[np.float32],
-        spare: NDArray[np.float32],
-        signs: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
-    ) -> NDArray[np.float32]:
+    def _columns(self, x: NDArray[np.float32], spare: NDArray[np.float32], signs: Signs | None) -> NDArray[np.float32]:
         shape = x.shape
         x = x.reshape(-1, self.size, shape[-1])
         if signs is not None:
@@ -96,9 +93,7 @@ class Rotation:
         x *= self.factor if signs is None else (signs[1] * self.factor)[:, None]
         return x.reshape(shape)
 
-    def _apply(
-        self, x: ArrayLike, signs: tuple[NDArray[np.float32], NDArray[np.float32]] | None
-    ) -> NDArray[np.float32]:
+    def _apply(self, x: ArrayLike, signs: Signs | None) -> NDArray[np.float32]:
         values = np.asarray(x)
         if values.ndim == 0 or values.shape[-1] % self.size:
             raise ValueError(f"a rotation of size {self.size} needs a last axis that it divides, found {values.shape}")

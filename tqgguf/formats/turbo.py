@@ -1,8 +1,8 @@
 """Kernels of the turbo types: groups of rotated values to norm and codes, and back.
 
-The encoder's sums and operations are float32 in a stated order, without fused multiply-add, so that every CPU makes the
-same bytes. Groups lie as columns [group, n] while they are encoded: then adding row after row *is* the stated order,
-and every operation runs over contiguous memory. Which head sizes exist and how rows split in groups is for `codec`.
+The encoder's sums and operations are float32 in a stated order, without fused multiply-add, so that every CPU makes
+the same bytes. Groups lie as columns [group, n] while they are encoded: then adding row after row *is* the stated
+order, and every operation runs over contiguous memory. Which head sizes exist and how rows split is for `codec`.
 """
 
 from __future__ import annotations
@@ -95,21 +95,18 @@ class TurboKernel:
         """codes uint8 [n, code_bytes] and norms float16 [n, 1] to out float32 [n, group], still rotated."""
         step = max(1, _DECODE_VALUES // self.group)
         low_bytes = self.group * self.block_type.code_fields[0][1] // 8
-        per_item = self._table.itemsize // 4
         for start in range(0, len(codes), step):
             rows = slice(start, start + step)
             index: NDArray[np.uint8] | NDArray[np.uint16] = codes[rows, :low_bytes]
             if len(self.block_type.code_fields) == 2:
                 index = _SIGN_NIBBLES.take(codes[rows, low_bytes:]).view(np.uint16) | index
-            items = out[rows].view(self._table.dtype)
-            assert items.shape[1] * per_item == self.group
-            np.take(self._table, index, out=items, mode="clip")
+            np.take(self._table, index, out=out[rows].view(self._table.dtype), mode="clip")
             out[rows] *= scales[rows].astype(np.float32)
         return out
 
     @cached_property
     def _table(self) -> NDArray[np.generic]:
-        """The values of every code byte (3 bit: qs byte | sign nibble << 8), all values of a byte viewed as one item."""
+        """All values of every code byte (3 bit: qs byte | sign nibble << 8) as one item, so that one gather gets them."""
         low_bits = self.block_type.code_fields[0][1]
         per_item = 8 // low_bits
         n_fields = len(self.block_type.code_fields)
@@ -121,6 +118,6 @@ class TurboKernel:
 
 
 # One byte of signs holds two nibbles of four values each: both, shifted above a qs byte, as one uint32.
-_SIGN_NIBBLES: NDArray[np.uint32] = np.array(
-    [[(byte & 15) << 8, (byte >> 4) << 8] for byte in range(256)], np.uint16
-).view(np.uint32).reshape(-1)
+_SIGN_NIBBLES: NDArray[np.uint32] = (
+    np.array([[(byte & 15) << 8, (byte >> 4) << 8] for byte in range(256)], np.uint16).view(np.uint32).reshape(-1)
+)
