@@ -7,15 +7,16 @@ Independent of tqgguf and of gguf-py's writer, so that the reader is held agains
         {"token_embd.weight": np.zeros((2, 32), np.float32), "output.weight": quantised(weights, "Q4_1")},
     )
 
-Metadata values: bool -> BOOL, int -> U32 (I32 if negative, U64 or I64 if larger), float -> F32, str or bytes -> STRING, numpy
-scalars and arrays -> the type of their dtype, lists -> ARRAY (of int: I32; of float: F32; of str or bytes: STRING; of bool: BOOL;
-of lists: nested). `Typed(U64, 5)` or `Typed(U8, [1, 2])` names the (element) type, `Payload(type_id, data)` writes any bytes.
-Tensors: numpy arrays (float32 float16 float64 int8 int16 int32 int64), or `Tensor(shape, type_id, data)` with the shape in
-numpy's order, slowest first. They are laid out in order, padded to the alignment; `general.alignment` in the metadata is obeyed.
+Metadata values: bool -> BOOL, int -> U32 (I32 if negative, U64 or I64 if larger), float -> F32, str or bytes -> STRING,
+numpy scalars and arrays -> the type of their dtype, lists -> ARRAY (of int: I32; of float: F32; of str or bytes:
+STRING; of bool: BOOL; of lists: nested). `Typed(U64, 5)` or `Typed(U8, [1, 2])` names the (element) type,
+`Payload(type_id, data)` writes any bytes. Tensors: numpy arrays (float32 float16 float64 int8 int16 int32 int64), or
+`Tensor(shape, type_id, data)` with the shape in numpy's order, slowest first. They are laid out in order, padded to
+the alignment; `general.alignment` in the metadata is obeyed.
 
-Defects: duplicate keys or names by passing lists of pairs instead of dicts; keys and names that are not UTF-8 as bytes; wrong
-tensor fields by `Tensor(..., dims=, n_dims=, offset=)`; wrong header fields by build_gguf's keyword arguments; truncation and
-flipped bytes by slicing the result, whose parts `sections` locates.
+Defects: duplicate keys or names by passing lists of pairs instead of dicts; keys and names that are not UTF-8 as bytes;
+wrong tensor fields by `Tensor(..., dims=, n_dims=, offset=)`; wrong header fields by build_gguf's keyword arguments;
+truncation and flipped bytes by slicing the result, whose parts `sections` locates.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Payload:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's entry and data. `dims` (ggml's order), `n_dims` and `offset` override what the file would rightly say."""
+    """A tensor's entry and data; `dims` (ggml's order), `n_dims` and `offset` replace what the file would rightly
+    say."""
 
     shape: tuple[int, ...]
     type_id: int
@@ -66,28 +68,17 @@ class Tensor:
     offset: int | None = None
 
 
-Metadata = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
-Tensors = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
+Pairs = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 
 
-def build_gguf(
-    metadata: Metadata | None = None,
-    tensors: Tensors | None = None,
-    *,
-    magic: bytes = b"GGUF",
-    version: int = 3,
-    n_tensors: int | None = None,
-    n_entries: int | None = None,
-    order: str = "<",
-    pad_end: bool = True,
-) -> bytes:
-    """The bytes of one GGUF file. `order` is "<" or ">" (big-endian); counts other than None are written as they are."""
-    return b"".join(sections(**locals()).values())
+def build_gguf(metadata: Pairs | None = None, tensors: Pairs | None = None, **defects: Any) -> bytes:
+    """The bytes of one GGUF file. `defects` are the keyword arguments of `sections`."""
+    return b"".join(sections(metadata, tensors, **defects).values())
 
 
 def sections(
-    metadata: Metadata | None = None,
-    tensors: Tensors | None = None,
+    metadata: Pairs | None = None,
+    tensors: Pairs | None = None,
     *,
     magic: bytes = b"GGUF",
     version: int = 3,
@@ -96,7 +87,11 @@ def sections(
     order: str = "<",
     pad_end: bool = True,
 ) -> dict[str, bytes]:
-    """The same file as its parts: "header", "metadata", "tensor list", "padding", "data"."""
+    """The file as its parts: "header", "metadata", "tensor list", "padding", "data".
+
+    `order` is "<" or ">" (big-endian); counts other than None are written as they are, whatever follows; `pad_end` says
+    whether the last tensor is padded like the others.
+    """
     entries = _pairs(metadata)
     alignment = next((_plain(value) for key, value in entries if key == "general.alignment"), 32)
     if not isinstance(alignment, int) or not 0 < alignment < 1 << 24:
@@ -132,7 +127,7 @@ def sections(
 
 
 def write_split(folder: Path, name: str, metadata: Mapping[str, Any], shards: list[Mapping[str, Any]]) -> list[Path]:
-    """Writes a sound split set, one shard per mapping of tensors; the model's metadata goes into the first. Returns the paths."""
+    """Writes a sound split set, a shard per mapping of tensors, the first with the model's metadata; returns the paths."""
     total = sum(len(tensors) for tensors in shards)
     paths = []
     for i, tensors in enumerate(shards):

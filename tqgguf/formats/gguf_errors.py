@@ -30,7 +30,7 @@ DEFECTS: Final[dict[str, str]] = {
     "overflow": "a tensor's number of values or bytes does not fit in 63 bits",
     "block": "a tensor's rows are not whole blocks of its type",
     "unknown-type": "a tensor's data is asked for, but its type is unknown",
-    "offset": "a tensor's offset is not a multiple of the alignment",
+    "offset": "a tensor's offset is not a multiple of the alignment, or so large that it would wrap around",
     "overlap": "two tensors share bytes",
     "split-name": "a shard's file name does not say what its metadata says",
     "split-missing": "a shard of the set is not there",
@@ -38,8 +38,17 @@ DEFECTS: Final[dict[str, str]] = {
 }
 
 
+SHOWN_CHARACTERS: Final = 80  # of a name or value in a message: a damaged file's may have thousands
+
+
+def shown(value: object) -> str:
+    """A name or value from a file as it stands in a message: on one line, printable, not endless."""
+    text = ascii(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
 class GgufError(FormatError):
-    """A GGUF file breaks its format. `code` is a key of `DEFECTS`, `offset` the byte offset in the file named first."""
+    """A GGUF file breaks its format. `code` is a key of `DEFECTS`, `offset` the byte offset in the file `path`."""
 
     def __init__(self, code: str, path: str, message: str, *, offset: int | None = None) -> None:
         assert code in DEFECTS, code

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 
-from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_parse import Entry
 from tqgguf.formats.gguf_rules import is_utf8
 from tqgguf.formats.gguf_types import FLOAT_TYPES, INTEGER_TYPES, MetadataType, ValueType
@@ -84,7 +84,7 @@ class MetadataAccess:
         """A string of valid UTF-8."""
         value = self._scalar(key, default, frozenset({ValueType.STRING}), "a string")
         if value is not default and not is_utf8(value):
-            raise self._bad_value(key, "UTF-8", ascii(value))
+            raise self._bad_value(key, "UTF-8", shown(value))
         return value
 
     @overload
@@ -117,7 +117,7 @@ class MetadataAccess:
     @overload
     def floats(self, key: str, default: T) -> np.ndarray | T: ...
     def floats(self, key: str, default: Any = REQUIRED) -> Any:
-        """An array of floating-point numbers as float32 or float64 [n], as in the file; a copy. May hold inf and NaN."""
+        """An array of floating-point numbers as float32 or float64 [n], as in the file, a copy; inf and NaN pass."""
         values = self._array(key, default, FLOAT_TYPES, "an array of floating-point numbers")
         return values if values is default else values.copy()
 
@@ -130,12 +130,12 @@ class MetadataAccess:
         values = self._array(key, default, frozenset({ValueType.STRING}), "an array of strings")
         if values is not default and not is_utf8("".join(values)):
             i = next(i for i, value in enumerate(values) if not is_utf8(value))
-            raise self._bad_value(key, "UTF-8", f"{values[i]!a} in element {i}")
+            raise self._bad_value(key, "UTF-8", f"{shown(values[i])} in element {i}")
         return values
 
     def _entry(self, key: str, expected: str) -> Entry:
         if key not in self._entries:
-            raise GgufError("metadata-missing", self.path, f"metadata key {key!r} is missing, expected {expected}")
+            raise GgufError("metadata-missing", self.path, f"metadata key {shown(key)} is missing, expected {expected}")
         return self._entries[key]
 
     def _scalar(self, key: str, default: object, types: frozenset[ValueType], expected: str) -> Any:
@@ -155,9 +155,9 @@ class MetadataAccess:
         return entry.value
 
     def _bad_type(self, entry: Entry, expected: str) -> GgufError:
-        message = f"metadata key {entry.key!r} is {entry.type}, expected {expected}"
+        message = f"metadata key {shown(entry.key)} is {entry.type}, expected {expected}"
         return GgufError("metadata-type", self.path, message, offset=entry.value_offset)
 
     def _bad_value(self, key: str, expected: str, found: object) -> GgufError:
-        message = f"metadata key {key!r}: expected {expected}, found {found}"
+        message = f"metadata key {shown(key)}: expected {expected}, found {found}"
         return GgufError("metadata-value", self.path, message, offset=self._entries[key].value_offset)

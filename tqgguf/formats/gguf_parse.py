@@ -1,13 +1,12 @@
 """From bytes to records: reads a GGUF file's header, metadata and tensor list with a cursor that knows its bounds.
 
-Everything that must hold to read on is checked here, before anything is allocated: lengths against the bytes left and against
-the limits, type ids, encodings. Whether the records make sense together (duplicates, alignment, sizes, overlaps) is judged
-in gguf_rules; the data section is not looked at.
+Everything that must hold to read on is checked here, before anything is allocated: lengths against the bytes left
+and against the limits, type ids, encodings. Whether the records make sense together (duplicates, alignment, sizes,
+overlaps) is judged in gguf_rules; the data section is not looked at.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_cursor import U32, U64, Buffer, Cursor
+from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.gguf_types import (
     MAGIC,
     MAX_ARRAY_DEPTH,
@@ -35,14 +35,10 @@ from tqgguf.formats.gguf_types import (
     ValueType,
 )
 
-Buffer = bytes | mmap.mmap
-
 MIN_ENTRY_BYTES = 8 + 4 + 1  # length of the key, type, the smallest value
 MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, n_dims, type, offset
 ARRAY_HEADER_BYTES = 4 + 8  # element type, count
 
-U32 = struct.Struct("<I")
-U64 = struct.Struct("<Q")
 SCALARS = {
     ValueType.U8: struct.Struct("<B"),
     ValueType.I8: struct.Struct("<b"),
@@ -117,60 +113,6 @@ class ParsedGguf:
     end: int
 
 
-class Cursor:
-    """Reads little-endian values of a buffer in order; whatever would go beyond its end is an error before it is read."""
-
-    def __init__(self, buffer: Buffer, path: str) -> None:
-        self.buffer = buffer
-        self.size = len(buffer)
-        self.position = 0
-        self.path = path
-
-    @property
-    def left(self) -> int:
-        return self.size - self.position
-
-    def error(self, code: str, message: str, offset: int | None = None) -> GgufError:
-        return GgufError(code, self.path, message, offset=self.position if offset is None else offset)
-
-    def need(self, n_bytes: int, what: str, *, at: int | None = None) -> None:
-        """Demands that `n_bytes` are left; `at` is the offset to report if not the cursor's."""
-        if n_bytes > self.left:
-            raise self.error(
-                "truncated",
-                f"truncated in {what}: it needs {n_bytes} bytes and {self.left} are left "
-                f"(expected a file of at least {self.position + n_bytes} bytes, found {self.size}); "
-                "the download is incomplete or the file is damaged",
-                at,
-            )
-
-    def limit(self, count: int, maximum: int, what: str, *, at: int) -> None:
-        if count > maximum:
-            raise self.error("over-limit", f"{what} is {count}, more than the limit of {maximum}; the file is damaged", at)
-
-    def u32(self, what: str) -> int:
-        self.need(4, what)
-        value: int = U32.unpack_from(self.buffer, self.position)[0]
-        self.position += 4
-        return value
-
-    def u64(self, what: str) -> int:
-        self.need(8, what)
-        value: int = U64.unpack_from(self.buffer, self.position)[0]
-        self.position += 8
-        return value
-
-    def text(self, what: str, maximum: int) -> str:
-        """A string of GGUF: u64 length, then that many bytes. Bytes that are not UTF-8 become lone surrogates."""
-        at = self.position
-        n_bytes = self.u64(f"the length of {what}")
-        self.limit(n_bytes, maximum, f"the length of {what}", at=at)
-        self.need(n_bytes, what, at=at)
-        start = self.position
-        self.position += n_bytes
-        return self.buffer[start : self.position].decode("utf-8", "surrogateescape")
-
-
 def parse(buffer: Buffer, path: str) -> ParsedGguf:
     """Parses the header, the metadata and the tensor list of one GGUF file.
 
@@ -208,7 +150,7 @@ def _check_magic(cursor: Cursor) -> None:
             raise cursor.error("not-gguf", f"expected a GGUF file, found {what}")
     # safetensors: u64 length of a JSON header, then the header itself
     if head[8:9] == b"{" and U64.unpack_from(head)[0] < 1 << 32:
-        raise cursor.error("not-gguf", "expected a GGUF file, found a safetensors file; name the model's folder instead")
+        raise cursor.error("not-gguf", "expected a GGUF file, found a safetensors file; name its folder instead")
     raise cursor.error("not-gguf", f"expected a file that begins with {MAGIC!r}, found {head[:4]!r}")
 
 
@@ -237,7 +179,7 @@ def _entries(cursor: Cursor, n_entries: int) -> Iterator[Entry]:
     for i in range(n_entries):
         offset = cursor.position
         key = cursor.text(f"metadata key {i}", MAX_KEY_BYTES)
-        what = f"the metadata (key {key!r})"
+        what = f"the metadata (key {shown(key)})"
         value_type = _value_type(cursor, cursor.u32(what), what)
         value_offset = cursor.position
         if value_type is ValueType.ARRAY:
@@ -265,7 +207,7 @@ def _scalar(cursor: Cursor, value_type: ValueType, what: str) -> int | float | b
             raise cursor.error("bool", f"{what} is a boolean, expected 0 or 1, found {value}")
         value = bool(value)
     cursor.position += packed.size
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 class InnerArrays:
@@ -368,11 +310,13 @@ def _tensor(cursor: Cursor, i: int) -> TensorRecord:
             "tensor-name", f"the name of tensor {i} has {name_bytes} bytes, expected at most {MAX_TENSOR_NAME_BYTES}"
         )
     name = cursor.text(f"the tensor list (name {i})", MAX_TENSOR_NAME_BYTES)
-    what = f"the tensor list (tensor {name!r})"
+    what = f"the tensor list (tensor {shown(name)})"
     at = cursor.position
     n_dims = cursor.u32(what)
     if n_dims > MAX_DIMS:
-        raise cursor.error("dimensions", f"tensor {name!r} has {n_dims} dimensions, expected at most {MAX_DIMS}", at)
+        raise cursor.error(
+            "dimensions", f"tensor {shown(name)} has {n_dims} dimensions, expected at most {MAX_DIMS}", at
+        )
     dims_offset = cursor.position
     cursor.need(8 * n_dims + 4 + 8, what)
     dims = tuple(cursor.u64(what) for _ in range(n_dims))

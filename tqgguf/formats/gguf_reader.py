@@ -1,15 +1,16 @@
 """Opens GGUF files, whole or split, and hands out their metadata and views of their tensors' bytes.
 
-Files are memory-mapped and checked when they are opened; tensor data is not copied and not decoded: what the bytes of a block
-mean is not known here. Which keys and tensors a model needs is not known here either.
+Files are memory-mapped and checked when they are opened; tensor data is not copied and not decoded: what the bytes of a
+block mean is not known here. Which keys and tensors a model needs is not known here either.
 
-Lifetime: arrays handed out keep their file's mapping alive, so they stay valid after `close()`, which then releases the
-mapping only when the last of them is gone. A file must not be shortened while it is open (the system ends a process that reads
-a mapped page that is no longer there).
+Lifetime: arrays handed out (those in the metadata too) keep their file's mapping alive, so they stay valid after
+`close()`; the mapping then goes with the last of them. A file must not be shortened while it is open: the system ends
+a process that reads a mapped page that is no longer there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -22,9 +23,10 @@ import numpy as np
 
 from tqgguf.formats import gguf_rules
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_cursor import Buffer
+from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_metadata import MetadataAccess
-from tqgguf.formats.gguf_parse import Buffer, ParsedGguf, parse
+from tqgguf.formats.gguf_parse import ParsedGguf, parse
 from tqgguf.formats.gguf_split import check_set, shard_paths
 from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
 
@@ -33,8 +35,8 @@ from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
 class TensorInfo:
     """One tensor. `shape` is in numpy's order, slowest dimension first (ggml's ne reversed); () is a scalar.
 
-    `offset` is in bytes from the beginning of the tensor's own file, `paths[shard]`. `n_bytes` is without padding, and None if
-    the type is unknown: such a tensor's data can neither be bounded nor read.
+    `offset` is in bytes from the beginning of the tensor's own file, `paths[shard]`. `n_bytes` is without padding, and
+    None if the type is unknown: such a tensor's data can neither be bounded nor read.
     """
 
     name: str
@@ -54,10 +56,10 @@ class GGUFFile(MetadataAccess):
     """A GGUF model, merged from its shards if it is split. Made by `open_gguf`; a context manager.
 
     path: the file that was named, paths: all shards in order (one for a file that is not split).
-    version, alignment (bytes) and metadata are the first shard's. Metadata values are int, float, bool and str; arrays of
-    numbers are read-only numpy arrays of the file's type that may be unaligned, arrays of strings are lists, and arrays of
-    arrays lists of either. Bytes of strings that are not UTF-8 are kept as surrogates (`surrogateescape`); `text` and
-    `texts` refuse them.
+    version, alignment (bytes) and metadata are the first shard's. Metadata values are int, float, bool and str; arrays
+    of numbers are read-only numpy arrays of the file's type that may be unaligned, arrays of strings are lists, and
+    arrays of arrays lists of either. Bytes of strings that are not UTF-8 are kept as surrogates (`surrogateescape`);
+    `text` and `texts` refuse them.
     """
 
     def __init__(self, path: str, paths: tuple[str, ...], buffers: list[Buffer], files: list[ParsedGguf]) -> None:
@@ -79,10 +81,10 @@ class GGUFFile(MetadataAccess):
         """
         info = self.tensors[name]
         if info.n_bytes is None:
-            message = f"tensor {name!r} cannot be read: it is of {info.type_name}, whose block size is unknown"
+            message = f"tensor {shown(name)} cannot be read: it is of {info.type_name}, whose block size is unknown"
             raise GgufError("unknown-type", self.paths[info.shard], message, offset=info.offset)
         if self._buffers is None:
-            raise TqggufError(f"{self.path}: tensor {name!r} was asked for after the file was closed")
+            raise TqggufError(f"{self.path}: tensor {shown(name)} was asked for after the file was closed")
         if not info.n_bytes:
             return np.empty(0, np.uint8)
         return np.frombuffer(self._buffers[info.shard], np.uint8, info.n_bytes, info.offset)
@@ -101,7 +103,7 @@ class GGUFFile(MetadataAccess):
         return raw.reshape(*info.shape[:-1], row_bytes)
 
     def close(self) -> None:
-        """Lets go of the file. Arrays already handed out stay valid; see the module's docstring. May be called again."""
+        """Lets go of the file, at once or with the last array handed out (see the module's docstring). Idempotent."""
         buffers, self._buffers = self._buffers or [], None
         for buffer in buffers:
             _release(buffer)
@@ -121,10 +123,10 @@ class GGUFFile(MetadataAccess):
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Opens and checks a GGUF file. Of a split model (`NAME-00001-of-0000N.gguf`), any shard opens all of them.
 
-    Raises GgufError (a FormatError) for a damaged file or set, TqggufError for what is not there, not a regular file, or
-    not readable.
+    Raises GgufError (a FormatError) for a damaged file or set, TqggufError for what is not there, not a regular file,
+    or not readable. Nothing stays open then.
     """
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     buffers: list[Buffer] = [_map(name)]
     try:
         files = [_parse_sound(buffers[0], name)]
@@ -196,7 +198,5 @@ def _kind(mode: int) -> str:
 
 def _release(buffer: Buffer) -> None:
     if isinstance(buffer, mmap.mmap):
-        try:
+        with contextlib.suppress(BufferError):  # arrays still use the mapping: it goes with the last of them
             buffer.close()
-        except BufferError:
-            pass  # arrays still use the mapping: it goes with the last of them

@@ -1,7 +1,8 @@
 """Judges the records of one GGUF file: do they make sense together, and do the tensors lie within the file?
 
-Each rule is a generator of errors, not raised: the reader raises the first, a validator may list them all. Values are not looked
-at, neither those of known metadata keys nor those of tensors. Gaps between tensors and any order of them are legal here.
+Each rule is a generator of errors, not raised: the reader raises the first, a validator may list them all. Values are
+not looked at, neither those of known metadata keys nor those of tensors. Gaps between tensors and any order of them are
+legal here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_parse import Entry, ParsedGguf, TensorRecord
 from tqgguf.formats.gguf_types import (
     DEFAULT_ALIGNMENT,
@@ -78,10 +79,12 @@ def _keys(parsed: ParsedGguf) -> Iterator[GgufError]:
         if not entry.key:
             yield GgufError("key", parsed.path, f"metadata key {i} is empty", offset=entry.offset)
         if not is_utf8(entry.key):
-            yield GgufError("key", parsed.path, f"metadata key {i} is not UTF-8: {entry.key!a}", offset=entry.offset)
+            yield GgufError(
+                "key", parsed.path, f"metadata key {i} is not UTF-8: {shown(entry.key)}", offset=entry.offset
+            )
         if entry.key in first:
             before = first[entry.key].offset
-            message = f"metadata key {entry.key!r} occurs twice, first at byte {before}"
+            message = f"metadata key {shown(entry.key)} occurs twice, first at byte {before}"
             yield GgufError("duplicate-key", parsed.path, message, offset=entry.offset)
         first.setdefault(entry.key, entry)
 
@@ -104,18 +107,18 @@ def _names(parsed: ParsedGguf) -> Iterator[GgufError]:
         if not tensor.name:
             yield GgufError("tensor-name", parsed.path, f"the name of tensor {i} is empty", offset=tensor.offset)
         if not is_utf8(tensor.name):
-            message = f"the name of tensor {i} is not UTF-8: {tensor.name!a}"
+            message = f"the name of tensor {i} is not UTF-8: {shown(tensor.name)}"
             yield GgufError("tensor-name", parsed.path, message, offset=tensor.offset)
         if tensor.name in first:
             before = first[tensor.name].offset
-            message = f"tensor {tensor.name!r} occurs twice in the tensor list, first at byte {before}"
+            message = f"tensor {shown(tensor.name)} occurs twice in the tensor list, first at byte {before}"
             yield GgufError("duplicate-tensor", parsed.path, message, offset=tensor.offset)
         first.setdefault(tensor.name, tensor)
 
 
 def _shapes(parsed: ParsedGguf) -> Iterator[GgufError]:
     for tensor in parsed.tensors:
-        what = f"tensor {tensor.name!r} of shape {'x'.join(map(str, tensor.dims))}"
+        what = f"tensor {shown(tensor.name)} of shape {'x'.join(map(str, tensor.dims))}"
         for i, dim in enumerate(tensor.dims):
             if dim > MAX_SIZE:
                 message = f"{what} has a dimension of {dim}, expected less than 2^63"
@@ -144,19 +147,21 @@ def _shapes(parsed: ParsedGguf) -> Iterator[GgufError]:
 def _extents(parsed: ParsedGguf) -> Iterator[GgufError]:
     start, unit = data_start(parsed), alignment(parsed)
     for tensor in parsed.tensors:
-        what = f"tensor {tensor.name!r}"
+        what = f"tensor {shown(tensor.name)} ({ggml_type_name(tensor.type_id)})"
         if tensor.data_offset % unit:
             message = f"{what} has offset {tensor.data_offset}, expected a multiple of the alignment {unit}"
             yield GgufError("offset", parsed.path, message, offset=tensor.offset_offset)
         # an unknown type's size is unknown too: all that can be said is where its data would begin
         begin, size = start + tensor.data_offset, n_bytes(tensor)
         end = begin + (size or 0)
+        if end > MAX_SIZE:
+            message = f"{what} has offset {tensor.data_offset}: its end does not fit in 63 bits"
+            yield GgufError("offset", parsed.path, message, offset=tensor.offset_offset)
         # without any data, even the padding before the data section may be left out
-        if end > (parsed.size if size != 0 else max(parsed.size, start)):
+        elif end > (parsed.size if size != 0 else max(parsed.size, start)):
             message = (
-                f"truncated in the tensor data: {what} ({ggml_type_name(tensor.type_id)}) lies at bytes {begin} to {end}, "
-                f"expected a file of at least {end} bytes, found {parsed.size}; "
-                "the download is incomplete or the file is damaged"
+                f"truncated in the tensor data: {what} lies at bytes {begin} to {end}, expected a file of at least "
+                f"{end} bytes, found {parsed.size}; the download is incomplete or the file is damaged"
             )
             yield GgufError("truncated", parsed.path, message, offset=tensor.offset_offset)
 
@@ -173,7 +178,7 @@ def _overlaps(parsed: ParsedGguf) -> Iterator[GgufError]:
     for (_, end, before), (begin, _, tensor) in pairwise(spans):
         if begin < end:
             message = (
-                f"tensors {before.name!r} and {tensor.name!r} overlap: the first ends at byte {start + end}, "
+                f"tensors {shown(before.name)} and {shown(tensor.name)} overlap: the first ends at byte {start + end}, "
                 f"the second begins at byte {start + begin}"
             )
             yield GgufError("overlap", parsed.path, message, offset=tensor.offset_offset)

@@ -1,8 +1,8 @@
 """Split GGUF sets: which files belong to the one that was named, and whether they agree.
 
-A set of N files is named `NAME-00001-of-0000N.gguf` and so on; each file says its index (`split.no`, from 0), N (`split.count`)
-and the number of tensors of the whole set (`split.tensors.count`). Only the first has the model's metadata.
-Source: llama.cpp's gguf-split. Nothing is opened here.
+A set of N files is named `NAME-00001-of-0000N.gguf` and so on; each file says its index (`split.no`, from 0), N
+(`split.count`) and the number of tensors of the whole set (`split.tensors.count`). Only the first has the model's
+metadata. Source: llama.cpp's gguf-split. Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 from typing import Final
 
-from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_parse import Entry, ParsedGguf
 from tqgguf.formats.gguf_types import INTEGER_TYPES, MAX_SHARDS
 
@@ -50,7 +50,7 @@ def shard_paths(parsed: ParsedGguf) -> tuple[tuple[str, ...], int]:
         raise GgufError("split-disagrees", parsed.path, message, offset=_offset(parsed, NUMBER_KEY))
     expected = f"-{index + 1:05d}-of-{count:05d}.gguf"
     if not named or (int(named["number"]), int(named["count"])) != (index + 1, count):
-        message = f"it is shard {index + 1} of {count} by its metadata, expected a name that ends in {expected}; was it renamed?"
+        message = f"it is shard {index + 1} of {count}, expected a name that ends in {expected}; was it renamed?"
         raise GgufError("split-name", parsed.path, message, offset=_offset(parsed, NUMBER_KEY))
     names = [f"{named['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
     paths = tuple(parsed.path if i == index else os.path.join(folder, names[i]) for i in range(count))
@@ -70,15 +70,16 @@ def check_set(files: list[ParsedGguf]) -> None:
         _same(parsed, COUNT_KEY, len(files), "as the other shards say")
         _same(parsed, TENSORS_KEY, _count(first, TENSORS_KEY), f"as {os.path.basename(first.path)} says")
         architecture = _find(parsed, ARCHITECTURE_KEY)
-        of_first = _find(first, ARCHITECTURE_KEY)
-        if architecture and of_first and architecture.value != of_first.value:
-            message = f"{ARCHITECTURE_KEY} is {architecture.value!r}, expected {of_first.value!r} as in the first shard"
+        firsts = _find(first, ARCHITECTURE_KEY)
+        if architecture and firsts and architecture.value != firsts.value:
+            found, expected = shown(architecture.value), shown(firsts.value)
+            message = f"{ARCHITECTURE_KEY} is {found}, expected {expected} as in the first shard"
             raise GgufError("split-disagrees", parsed.path, message, offset=architecture.value_offset)
     seen: dict[str, str] = {}
     for parsed in files:
         for tensor in parsed.tensors:
             if tensor.name in seen:
-                message = f"tensor {tensor.name!r} is also in shard {seen[tensor.name]}"
+                message = f"tensor {shown(tensor.name)} is also in shard {seen[tensor.name]}"
                 raise GgufError("duplicate-tensor", parsed.path, message, offset=tensor.offset)
             seen[tensor.name] = os.path.basename(parsed.path)
     if len(seen) != _count(first, TENSORS_KEY):
@@ -100,7 +101,7 @@ def _count(parsed: ParsedGguf, key: str) -> int:
     if entry is None:
         raise GgufError("metadata-missing", parsed.path, f"it is a shard of a split model, but {key} is missing")
     if entry.type.value not in INTEGER_TYPES or entry.value < 0:
-        message = f"{key} is {entry.type} {entry.value!r}, expected an integer >= 0"
+        message = f"{key} is {entry.type} {shown(entry.value)}, expected an integer >= 0"
         raise GgufError("metadata-type", parsed.path, message, offset=entry.value_offset)
     return int(entry.value)
 

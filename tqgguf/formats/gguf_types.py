@@ -1,7 +1,8 @@
 """The numbers of the GGUF file format: metadata value types, tensor types, limits.
 
-Source: the GGUF specification (ggml, docs/gguf.md) and ggml's type list of mid 2026. The tests hold the tensor types against
-gguf-py's table. What a tensor's blocks mean is not known here: that belongs to the codecs and to the weight loader.
+Source: the GGUF specification (ggml, docs/gguf.md) and ggml's type list of mid 2026. The tests hold the tensor types
+against gguf-py's table. What a tensor's blocks mean is not known here: that belongs to the codecs and to the weight
+loader.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ MAGIC: Final = b"GGUF"
 VERSION: Final = 3
 DEFAULT_ALIGNMENT: Final = 32
 
-# Limits. A count or length above its limit is refused before anything is allocated, whatever the size of the file: a file of
-# a few GB could otherwise turn into many times its size in Python objects.
+# Limits. A count or length above its limit is refused before anything is allocated, whatever the size of the file: a
+# file of a few GB could otherwise turn into many times its size in Python objects.
 MAX_METADATA_ENTRIES: Final = 1 << 16  # real models have under 200
 MAX_TENSORS: Final = 1 << 18  # 61 layers x 256 experts x 3 unfused matrices are 46,848
 MAX_KEY_BYTES: Final = (1 << 16) - 1  # the specification's limit
 MAX_TENSOR_NAME_BYTES: Final = 63  # ggml's GGML_MAX_NAME of 64 includes the final zero
-MAX_STRING_BYTES: Final = 1 << 30  # as llama.cpp
+MAX_STRING_BYTES: Final = 1 << 30  # as llama.cpp; of a single value, in arrays the file is the bound
 MAX_ARRAY_ELEMENTS: Final = 1 << 30  # as llama.cpp
 MAX_ARRAY_STRINGS: Final = 1 << 24  # 64 times the largest vocabulary; a string object costs 50 bytes and more
 MAX_ARRAY_DEPTH: Final = 4  # no known file nests deeper than 2, llama.cpp refuses nesting altogether
@@ -68,7 +69,7 @@ VALUE_DTYPES: Final[dict[ValueType, np.dtype]] = {
 }
 
 INTEGER_TYPES: Final = frozenset(
-    {ValueType.U8, ValueType.I8, ValueType.U16, ValueType.I16, ValueType.U32, ValueType.I32, ValueType.U64, ValueType.I64}
+    t for t, dtype in VALUE_DTYPES.items() if dtype.kind in "iu" and t is not ValueType.BOOL
 )
 FLOAT_TYPES: Final = frozenset({ValueType.F32, ValueType.F64})
 
@@ -86,7 +87,7 @@ class MetadataType(NamedTuple):
 class GgmlType(NamedTuple):
     """Storage of one tensor type: `block_bytes` bytes hold `block_size` neighbouring values of a row.
 
-    `dtype` is the numpy dtype of a plain type, None for block types. BF16 is read as its 16 bits: numpy has no bfloat16.
+    `dtype` is the numpy dtype of a plain type, None for block types. BF16 is read as its bits: numpy has no bfloat16.
     """
 
     name: str
@@ -95,8 +96,8 @@ class GgmlType(NamedTuple):
     dtype: np.dtype | None = None
 
 
-# Ids from 42 on are left out on purpose. Mainline's Q2_0 is 42, but several forks gave 42 to 47 to other types before that,
-# of other sizes, so a file's id alone does not say which one it is.
+# Ids from 42 on are left out on purpose. Mainline's Q2_0 is 42, but several forks gave 42 to 47 to other types before
+# that, of other sizes, so a file's id alone does not say which one it is.
 GGML_TYPES: Final[dict[int, GgmlType]] = {
     0: GgmlType("F32", 1, 4, np.dtype("<f4")),
     1: GgmlType("F16", 1, 2, np.dtype("<f2")),

@@ -1,0 +1,75 @@
+"""A cursor over a file's bytes that knows its bounds.
+
+Whatever would go beyond the end, or beyond a limit, is an error before it is read or allocated. What the values mean
+is the caller's business; only the string of GGUF (u64 length, then the bytes) is known here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Final
+
+from tqgguf.formats.gguf_errors import GgufError
+
+Buffer = bytes | mmap.mmap
+
+U32: Final = struct.Struct("<I")
+U64: Final = struct.Struct("<Q")
+
+
+class Cursor:
+    """Reads the little-endian values of `buffer` in order. `what` names the thing being read, `at` the offset to report
+    where that is not the cursor's own `position`.
+    """
+
+    def __init__(self, buffer: Buffer, path: str) -> None:
+        self.buffer = buffer
+        self.size = len(buffer)
+        self.position = 0
+        self.path = path
+
+    @property
+    def left(self) -> int:
+        return self.size - self.position
+
+    def error(self, code: str, message: str, at: int | None = None) -> GgufError:
+        return GgufError(code, self.path, message, offset=self.position if at is None else at)
+
+    def need(self, n_bytes: int, what: str, at: int | None = None) -> None:
+        """Demands that `n_bytes` are left."""
+        if n_bytes > self.left:
+            raise self.error(
+                "truncated",
+                f"truncated in {what}: it needs {n_bytes} bytes and {self.left} are left "
+                f"(expected a file of at least {self.position + n_bytes} bytes, found {self.size}); "
+                "the download is incomplete or the file is damaged",
+                at,
+            )
+
+    def limit(self, count: int, maximum: int, what: str, at: int) -> None:
+        """Demands that a count or length just read is not absurd."""
+        if count > maximum:
+            raise self.error("over-limit", f"{what} is {count}, expected at most {maximum}; the file is damaged", at)
+
+    def u32(self, what: str) -> int:
+        self.need(4, what)
+        value: int = U32.unpack_from(self.buffer, self.position)[0]
+        self.position += 4
+        return value
+
+    def u64(self, what: str) -> int:
+        self.need(8, what)
+        value: int = U64.unpack_from(self.buffer, self.position)[0]
+        self.position += 8
+        return value
+
+    def text(self, what: str, maximum: int) -> str:
+        """A string of at most `maximum` bytes. Bytes that are not UTF-8 become lone surrogates (`surrogateescape`)."""
+        at = self.position
+        n_bytes = self.u64(f"the length of {what}")
+        self.limit(n_bytes, maximum, f"the length of {what}", at)
+        self.need(n_bytes, what, at)
+        start = self.position
+        self.position += n_bytes
+        return self.buffer[start : self.position].decode("utf-8", "surrogateescape")
