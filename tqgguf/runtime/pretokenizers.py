@@ -67,9 +67,7 @@ _QWEN2 = (rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_BLANKS}",)
 _QWEN35 = (rf"{_CONTRACTION}|{_MARKED_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}",)
 _UFAKZEKA = (rf"{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|{_BLANKS}",)
 _MINICPM5 = (r"\p{N}{1,3}", rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_SYMBOLS}[\r\n]*|{_BLANKS}")
-_BAILING = (
-    rf"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-)
+_BAILING = (rf"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|{_WORD}|\p{{N}}|{_SYMBOLS}[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
 _SEED_CODER = (rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",)
 _EXAONE_MOE = (
     rf"{_CONTRACTION}|{_LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}|{_SYMBOLS}[\r\n/]?"
@@ -95,9 +93,7 @@ _DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_HANGUL, r"\p{N}")
 _DEEPSEEK3 = (r"\p{N}{1,3}", _KANA_KANJI, rf"{_ASCII_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}")
 _SPARK = (r"\p{N}{1,3}", _KANA_KANJI, rf"{_ASCII_WORD}| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")
 _AFMOE = (_DIGITS_BY_THREE, _ASIAN_SCRIPTS, rf"{_ASCII_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}")
-_KIMI = (
-    rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_BLANKS}",
-)
+_KIMI = (rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_BLANKS}",)
 _BLOOM = (" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",)
 _SUPERBPE = (r"\p{N}+", r"(?=(\d{3})+(?!\d))")
 _CHAMELEON = (

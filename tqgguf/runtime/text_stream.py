@@ -46,9 +46,7 @@ class TextStream:
     def _show(self, new: str) -> str:
         text = self._held + new
         # The stop that is complete first wins, so that the result does not depend on how text falls into tokens.
-        found = min(
-            ((at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0), default=None
-        )
+        found = min(((at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
             self.stopped, self._held = True, ""
             return text[: found[1]]

@@ -15,19 +15,23 @@ from tokenizers import Tokenizer as Backend
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
 from tqgguf.runtime.special_tokens import SpecialTokens
 from tqgguf.runtime.tokenizer_bpe import BpeModel
-from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_vocabulary
+from tqgguf.runtime.tokenizer_spm import SpmModel
+from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_vocabulary, utf8
+
+SPM_SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2}  # what SentencePiece files mean when they name none
 
 
 class TextModel(Protocol):
     """What cuts plain text into tokens: BPE or SentencePiece."""
 
+    backend: Backend | None
     add_bos: bool  # whether text begins with BOS when the metadata does not say
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Token ids of plain text that follows a special token or the beginning (`after_special`), or does not."""
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for."""
+    def normal_bytes(self, text: str) -> bytes:
+        """The bytes that a normal token, spelt `text` in the vocabulary, stands for."""
 
 
 class Tokenizer:
@@ -60,7 +64,7 @@ class Tokenizer:
 
     @property
     def backend(self) -> Backend | None:
-        return self._model.backend if isinstance(self._model, BpeModel) else None
+        return self._model.backend
 
     @property
     def vocab_size(self) -> int:
@@ -93,9 +97,17 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, for streaming; a control token gives its text."""
-        self._check(token_id)
-        return self._model.token_bytes(token_id)
+        """The bytes that one token stands for, for streaming; a control token gives its text, an unused one nothing."""
+        text = self.token_text(token_id)
+        match self._vocabulary.types[token_id]:
+            case TokenType.NORMAL:
+                return self._model.normal_bytes(text)
+            case TokenType.BYTE:
+                return bytes.fromhex(text[3:5])
+            case TokenType.UNUSED | TokenType.UNDEFINED:
+                return b""
+            case _:
+                return utf8(text)
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token steers the model and is no text (BOS, a turn marker)."""
@@ -144,10 +156,16 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     name = metadata.get(PREFIX + "model")
     if name is None:
         raise FormatError(f"{PREFIX}model: expected the name of a tokenizer, found none; the file has no vocabulary")
+    model: TextModel
     if name == "gpt2":
         vocabulary = read_vocabulary(metadata, default_special={})
-        return Tokenizer(vocabulary, BpeModel(vocabulary, metadata), metadata)
-    raise UnsupportedModelError(f"{PREFIX}model: expected gpt2 or llama, found {name!r}, which is not supported")
+        model = BpeModel(vocabulary, metadata)
+    elif name == "llama":
+        vocabulary = read_vocabulary(metadata, default_special=SPM_SPECIAL_IDS)
+        model = SpmModel(vocabulary, metadata)
+    else:
+        raise UnsupportedModelError(f"{PREFIX}model: expected gpt2 or llama, found {name!r}, which is not supported")
+    return Tokenizer(vocabulary, model, metadata)
 
 
 def _valid(text: str) -> str:

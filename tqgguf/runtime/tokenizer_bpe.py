@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.runtime.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
-from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_strings
+from tqgguf.runtime.vocabulary import PREFIX, Vocabulary, read_strings, utf8
 
 
 def _byte_letters() -> dict[str, int]:
@@ -41,31 +41,19 @@ class BpeModel:
         missing = not vocabulary.ids.keys() >= BYTE_LETTERS.keys()
         self._unknown = "\0unknown" if missing else None
         ids = vocabulary.ids if self._unknown is None else {**vocabulary.ids, self._unknown: len(vocabulary)}
-        self.backend = Backend(
-            BPE(ids, merges, unk_token=self._unknown, ignore_merges=self.pretokenizer.ignore_merges)
-        )
-        self.backend.pre_tokenizer = build_pre_tokenizer(self.pretokenizer)
+        self._merger = Backend(BPE(ids, merges, unk_token=self._unknown, ignore_merges=self.pretokenizer.ignore_merges))
+        self.backend: Backend | None = self._merger
+        self._merger.pre_tokenizer = build_pre_tokenizer(self.pretokenizer)
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Token ids of plain text; `after_special` makes no difference here."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._merger.encode(text, add_special_tokens=False).ids
         return ids if self._unknown is None else [i for i in ids if i < len(self._vocabulary)]
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; nothing for unused ones."""
-        text = self._vocabulary.tokens[token_id]
-        match self._vocabulary.types[token_id]:
-            case TokenType.NORMAL:
-                # A character that is no byte letter stands for itself: llama.cpp prints a diagnostic there.
-                return b"".join(
-                    bytes((BYTE_LETTERS[c],)) if c in BYTE_LETTERS else c.encode("utf-8", "replace") for c in text
-                )
-            case TokenType.BYTE:
-                return bytes.fromhex(text[3:5])
-            case TokenType.UNUSED | TokenType.UNDEFINED:
-                return b""
-            case _:
-                return text.encode("utf-8", "replace")
+    def normal_bytes(self, text: str) -> bytes:
+        """The bytes that a normal token, spelt `text` in the vocabulary, stands for."""
+        # A character that is no byte letter stands for itself; llama.cpp prints a diagnostic in its place.
+        return b"".join(bytes((BYTE_LETTERS[c],)) if c in BYTE_LETTERS else utf8(c) for c in text)
 
 
 def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pretokenizer:
@@ -75,9 +63,7 @@ def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pre
         warnings.append(f"{PREFIX}pre: no pre-tokenizer is named; using the default, words may be cut wrong")
         return PRETOKENIZERS[DEFAULT_PRETOKENIZER]
     if name not in PRETOKENIZERS:
-        raise UnsupportedModelError(
-            f"{PREFIX}pre: expected a pre-tokenizer known to llama.cpp, found {name!r}"
-        )
+        raise UnsupportedModelError(f"{PREFIX}pre: expected a pre-tokenizer known to llama.cpp, found {name!r}")
     return PRETOKENIZERS[name]
 
 

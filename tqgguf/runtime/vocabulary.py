@@ -7,6 +7,7 @@ The rules (which names end generation, which ids are assumed) are those of llama
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from tqgguf.formats.errors import FormatError
 
 PREFIX = "tokenizer.ggml."
+BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class TokenType(IntEnum):
@@ -121,7 +123,12 @@ def read_vocabulary(metadata: Mapping[str, Any], *, default_special: Mapping[str
     types = _read_numbers(metadata, "token_type", len(tokens), np.int32)
     if types is None:
         types = np.full(len(tokens), TokenType.NORMAL, np.int32)
+    for i in np.flatnonzero(types == TokenType.BYTE).tolist():
+        if not BYTE_TOKEN.fullmatch(tokens[i]):
+            raise FormatError(f"{PREFIX}tokens: expected a byte token such as <0x0A>, found {tokens[i]!r} at index {i}")
     scores = _read_numbers(metadata, "scores", len(tokens), np.float32)
+    if scores is not None and np.isnan(scores).any():
+        raise FormatError(f"{PREFIX}scores: expected numbers, found NaN at index {int(np.isnan(scores).argmax())}")
     special = _read_special_ids(metadata, default_special, len(tokens), warnings)
     for role, texts in WELL_KNOWN_TEXTS.items():
         found = next((ids[text] for text in texts if text in ids), None)
@@ -130,6 +137,11 @@ def read_vocabulary(metadata: Mapping[str, Any], *, default_special: Mapping[str
             types[found] = TokenType.CONTROL
     end_of_generation = _find_end_of_generation(ids, types, special)
     return Vocabulary(tokens, ids, types, scores, special, end_of_generation, warnings)
+
+
+def utf8(text: str) -> bytes:
+    """The bytes of a string of the file; the reader keeps bytes that are not UTF-8 as surrogates."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def read_flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
