@@ -1,0 +1,115 @@
+"""One table: GGUF architecture -> mlx-lm's model class, its arguments, and the values that the two store differently.
+
+To add an architecture: a row here, and its window pattern (if any) in model_config.py. Tensor names come from gguf-py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gguf
+
+from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.runtime.model_config import WINDOW_PATTERN, ModelConfig
+
+Argument = Callable[[ModelConfig], Any]
+
+_COMMON: dict[str, Argument] = {
+    "hidden_size": lambda c: c.hidden_size,
+    "num_hidden_layers": lambda c: c.n_layers,
+    "intermediate_size": lambda c: c.intermediate_size,
+    "num_attention_heads": lambda c: c.n_heads,
+    "num_key_value_heads": lambda c: c.n_kv_heads,
+    "head_dim": lambda c: c.head_dim_k,
+    "rms_norm_eps": lambda c: c.rms_norm_eps,
+    "vocab_size": lambda c: c.vocab_size,
+    "max_position_embeddings": lambda c: c.context_length,
+    "rope_theta": lambda c: c.rope_theta,
+    "rope_scaling": lambda c: c.rope_scaling,
+    "tie_word_embeddings": lambda c: c.tied_embeddings,
+}
+
+GEMMA3_27B_LAYERS = 62  # the one size whose query scale is not head_dim ** -0.5 (llama.cpp decides by layer count too)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How one GGUF architecture becomes an mlx-lm model.
+
+    rope_layout: 'pairs' (RoPE turns neighbouring values; llama's GGUF rows are permuted so) or 'halves'.
+    norm_offset: what the file adds to every norm weight and mlx-lm adds again (gemma: 1).
+    """
+
+    module: str
+    names: gguf.MODEL_ARCH
+    rope_layout: str
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    separate_head_dim: bool = True
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("llama", gguf.MODEL_ARCH.LLAMA, "pairs", {"rope_traditional": lambda c: True}),
+    "qwen2": Architecture("qwen2", gguf.MODEL_ARCH.QWEN2, "halves", separate_head_dim=False),
+    "qwen3": Architecture("qwen3", gguf.MODEL_ARCH.QWEN3, "halves"),
+    "gemma3": Architecture(
+        "gemma3_text",
+        gguf.MODEL_ARCH.GEMMA3,
+        "halves",
+        {
+            "query_pre_attn_scalar": lambda c: (
+                c.hidden_size // c.n_heads if c.n_layers == GEMMA3_27B_LAYERS else c.head_dim_k
+            ),
+            "sliding_window": lambda c: next((w for w in c.windows if w), c.context_length),
+            "sliding_window_pattern": lambda c: WINDOW_PATTERN["gemma3"],
+            "rope_local_base_freq": lambda c: 10000.0,
+        },
+        norm_offset=1.0,
+    ),
+}
+
+
+def find_architecture(config: ModelConfig) -> Architecture:
+    """The table's row for a model, or UnsupportedModelError with the list of what is served."""
+    row = ARCHITECTURES.get(config.architecture)
+    if row is None:
+        raise UnsupportedModelError(
+            f"general.architecture is {config.architecture!r}: expected one of {', '.join(ARCHITECTURES)} "
+            "(an MLX model folder of other architectures works through mlx-lm)"
+        )
+    if config.head_dim_k != config.head_dim_v:
+        raise UnsupportedModelError(
+            f"{config.architecture}: K heads of {config.head_dim_k} and V heads of {config.head_dim_v} values are not supported yet"
+        )
+    if config.rope_dim != config.head_dim_k:
+        raise UnsupportedModelError(
+            f"{config.architecture}.rope.dimension_count: expected {config.head_dim_k} (whole heads), found {config.rope_dim}"
+        )
+    if not row.separate_head_dim and config.head_dim_k * config.n_heads != config.hidden_size:
+        raise UnsupportedModelError(
+            f"{config.architecture}: {config.n_heads} heads of {config.head_dim_k} do not make the embedding length {config.hidden_size}"
+        )
+    return row
+
+
+def build_model(config: ModelConfig) -> Any:
+    """mlx-lm's model object with the sizes of `config` and random (never evaluated) weights."""
+    row = find_architecture(config)
+    module = importlib.import_module(f"mlx_lm.models.{row.module}")
+    arguments = {name: value(config) for name, value in (_COMMON | dict(row.arguments)).items()}
+    return module.Model(module.ModelArgs.from_dict({"model_type": row.module, **arguments}))
+
+
+def parameter_names(config: ModelConfig, parameters: list[str]) -> dict[str, str]:
+    """GGUF tensor name -> mlx parameter path, for every parameter of the model."""
+    table = gguf.get_tensor_name_map(find_architecture(config).names, config.n_layers)
+    names: dict[str, str] = {}
+    for parameter in parameters:
+        tensor = table.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        if tensor is None:
+            raise FormatError(f"{config.architecture}: the parameter {parameter} has no GGUF name")
+        names[tensor] = parameter
+    return names

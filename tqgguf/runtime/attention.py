@@ -1,0 +1,316 @@
+"""Attention straight from compressed blocks: one algorithm, read by numpy on a CPU and by MLX on a GPU.
+
+A query at position p reads the pages below p // PAGE as blocks and its own page in f16 (float types are the same
+everywhere). The query is rotated once; blocks are decoded into the rotated domain, a few pages at a time and once for
+all query heads of a group and all rows; values accumulate there, and the output is rotated back once. Softmax is
+computed online, so the workspace is one tile.
+
+Knows nothing of mlx-lm, of how a side is stored beyond its `SideView`, or of masks other than causal with a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from tqgguf.runtime import block_ops
+from tqgguf.runtime.kv_sides import PAGE, SideView
+
+TILE_PAGES = 8  # pages decoded at a time: 1,024 keys, large enough for the matmul, small enough for the caches
+FLOAT_GROUP_ROWS = 256  # query rows handled together where no page boundary cuts them
+
+
+@dataclass
+class Reads:
+    """Keys and values that attention has read, summed over query rows and layers, by the way they were read."""
+
+    keys_from_blocks: int = 0
+    keys_in_float: int = 0
+    values_from_blocks: int = 0
+    values_in_float: int = 0
+
+    def count(self, n: int, k_blocks: bool, v_blocks: bool) -> None:
+        """Add n keys and the n values that belong to them."""
+        self.keys_from_blocks += n * k_blocks
+        self.keys_in_float += n * (not k_blocks)
+        self.values_from_blocks += n * v_blocks
+        self.values_in_float += n * (not v_blocks)
+
+
+class Reading(Protocol):
+    """How a backend turns a side's arrays into float32 arrays of its own kind (`xp`: numpy or mlx.core)."""
+
+    xp: Any
+    encode: block_ops.PageEncoder
+
+    def load(self, *arrays: mx.array) -> list[Any]:
+        """float32 arrays of the backend."""
+
+    def decode(self, side: SideView, first: int, last: int) -> Any:
+        """Blocks of pages first .. last - 1, float32 [n_kv_heads, tokens, head_dim], rotated."""
+
+    def rotate(self, side: SideView, x: Any) -> Any:
+        """float32 [..., head_dim] into the side's rotated domain."""
+
+    def unrotate(self, side: SideView, x: Any) -> Any:
+        """float32 [..., head_dim] out of the side's rotated domain."""
+
+
+class NumpyReading:
+    """For the CPU: byte tables for decoding, BLAS for the products. Evaluates what it reads."""
+
+    xp: Any = np
+
+    @staticmethod
+    def encode(codec: Any, rows: mx.array) -> tuple[mx.array, mx.array]:
+        return block_ops.encode_page_numpy(codec, rows)
+
+    def load(self, *arrays: mx.array) -> list[Any]:
+        mx.eval(arrays)
+        return [_numpy(a).astype(np.float32, copy=False) for a in arrays]
+
+    def decode(self, side: SideView, first: int, last: int) -> Any:
+        lo, hi = first - side.pages_start, last - side.pages_start
+        codes = np.asarray(side.codes)[lo:hi].swapaxes(0, 1)
+        scales = np.asarray(side.scales)[lo:hi].swapaxes(0, 1)
+        values = side.codec.decode_planes(np.ascontiguousarray(codes), np.ascontiguousarray(scales))
+        return values.reshape(len(values), -1, side.codec.head_dim)
+
+    def rotate(self, side: SideView, x: Any) -> Any:
+        return side.codec.rotate(x)
+
+    def unrotate(self, side: SideView, x: Any) -> Any:
+        return side.codec.unrotate(x)
+
+
+class MlxReading:
+    """For GPUs until the kernels take over, and the numpy reading's twin in tests. Lazy."""
+
+    xp: Any = mx
+
+    @staticmethod
+    def encode(codec: Any, rows: mx.array) -> tuple[mx.array, mx.array]:
+        return block_ops.encode_page_mlx(codec, rows)
+
+    def load(self, *arrays: mx.array) -> list[Any]:
+        return [a.astype(mx.float32) for a in arrays]
+
+    def decode(self, side: SideView, first: int, last: int) -> Any:
+        assert side.codes is not None and side.scales is not None
+        lo, hi = first - side.pages_start, last - side.pages_start
+        rows = block_ops.decode_rotated(side.codec, side.codes[lo:hi], side.scales[lo:hi]).swapaxes(0, 1)
+        return rows.reshape(rows.shape[0], -1, side.codec.head_dim)
+
+    def rotate(self, side: SideView, x: Any) -> Any:
+        return block_ops.rotate(side.codec.rotation, x)
+
+    def unrotate(self, side: SideView, x: Any) -> Any:
+        return block_ops.unrotate(side.codec.rotation, x)
+
+
+def default_reading() -> Reading:
+    """numpy where mlx computes on a CPU, MLX operations elsewhere."""
+    return NumpyReading() if mx.default_device() == mx.cpu else MlxReading()
+
+
+def _numpy(a: mx.array) -> Any:
+    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
+
+
+def attend(
+    q: mx.array,
+    k: SideView,
+    v: SideView,
+    *,
+    offset: int,
+    scale: float,
+    reading: Reading,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+    reads: Reads | None = None,
+) -> mx.array:
+    """Causal attention of `rows` queries at positions offset .. offset + rows - 1.
+
+    q: [1, n_heads, rows, head_dim]; k and v hold every key up to the last query's own. window: a query sees that many
+    keys, its own included. sinks: [n_heads] logits that take part in the softmax and carry no value. reads: counted into.
+    Returns [1, n_heads, rows, head_dim of v] in q's dtype.
+    """
+    _, n_heads, n_rows, _ = q.shape
+    n_kv_heads = k.rows.shape[0]
+    own = _Rows(reading, k, v)
+    queries = reading.load(q[0])[0].reshape(n_kv_heads, n_heads // n_kv_heads, n_rows, -1)
+    plain, coded = queries * scale, _coded_query(reading, k, queries) * scale
+    logits = None if sinks is None else reading.load(sinks)[0].reshape(n_kv_heads, -1, 1, 1)
+
+    end = offset + n_rows
+    paged = not (k.codec.is_float and v.codec.is_float)
+    step = PAGE if paged else FLOAT_GROUP_ROWS
+    cuts = [offset, *range((offset // step + 1) * step, end, step), end]
+    groups = [
+        _Group(reading.xp, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits)
+        for a, b in zip(cuts, cuts[1:], strict=False)
+    ]
+    if paged:
+        _attend_pages(groups, own, reading, k, v)
+    else:
+        _attend_rows(groups, own, end)
+    if reads is not None:
+        for group in groups:
+            reads.count(group.n_plain, False, False)
+            reads.count(group.n_coded, not k.codec.is_float, not v.codec.is_float)
+    parts = [group.result(reading, v) for group in groups]
+    out = parts[0] if len(parts) == 1 else reading.xp.concatenate(parts, axis=2)
+    return mx.array(out).reshape(1, n_heads, n_rows, -1).astype(q.dtype)
+
+
+def _coded_query(reading: Reading, k: SideView, queries: Any) -> Any:
+    if k.channel_scale is not None:
+        queries = queries / reading.load(k.channel_scale)[0][:, None, None]
+    return reading.rotate(k, queries)
+
+
+def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideView, v: SideView) -> None:
+    """Own pages first (each query sees itself, so every maximum is finite from there on), then blocks, then the prefix."""
+    for group in groups:
+        lo = group.first // PAGE * PAGE
+        group.see(*own.read(lo, group.end), lo, coded=False)
+    n_prefix = next((side.prefix.shape[1] for side in (k, v) if side.prefix is not None), 0)
+    first, last = groups[0].first // PAGE, groups[-1].first // PAGE
+    start = max(side.pages_start if not side.codec.is_float else side.rows_start // PAGE for side in (k, v))
+    # Pages that were full before this step in tiles, those that it filled one by one: later rows see them as blocks.
+    edges = [*range(start, first, TILE_PAGES), *range(first, last + 1)]
+    for lo, hi in zip(edges, edges[1:], strict=False):
+        seen_by = [group for group in groups if hi * PAGE <= group.first and group.sees(hi * PAGE)]
+        if not seen_by:
+            continue
+        skip = n_prefix if lo == 0 else 0
+        keys, values = (own.coded(side, lo, hi)[:, skip:] for side in (k, v))
+        for group in seen_by:
+            group.see(keys, values, lo * PAGE + skip, coded=True, offsets=_page_offsets(reading, k, group, lo, hi, skip))
+    if n_prefix:
+        for group in groups:
+            if group.first >= PAGE and group.sees(n_prefix):
+                group.see(*own.read_prefix(n_prefix), 0, coded=False)
+
+
+def _attend_rows(groups: list[_Group], own: _Rows, end: int) -> None:
+    tile = TILE_PAGES * PAGE
+    start = own.k.rows_start
+    for hi in range(end, start, -tile):
+        lo = max(start, hi - tile)
+        seen_by = [group for group in groups if lo < group.end and group.sees(hi)]
+        if seen_by:
+            keys, values = own.read(lo, hi)
+            for group in seen_by:
+                group.see(keys, values, lo, coded=False)
+
+
+def _page_offsets(reading: Reading, k: SideView, group: _Group, first: int, last: int, skip: int) -> Any:
+    """q . mean of each page, repeated over its tokens: [n_kv_heads, rows of the group, tokens], or None without means."""
+    if k.page_means is None:
+        return None
+    lo, hi = first - k.pages_start, last - k.pages_start
+    means = reading.load(k.page_means[lo:hi].transpose(1, 2, 0))[0]
+    return reading.xp.repeat(reading.xp.matmul(group.plain, means), PAGE, axis=-1)[..., skip:]
+
+
+class _Rows:
+    """Readings by absolute position, loaded once per step."""
+
+    def __init__(self, reading: Reading, k: SideView, v: SideView) -> None:
+        self.k, self.v, self.reading = k, v, reading
+        self._own = {}
+        if not (k.codec.is_float and v.codec.is_float):
+            # only the pages that this step touches; a float side beside a block side is sliced like it
+            start = max(k.rows_start, v.rows_start)
+            loaded = reading.load(*(side.rows[:, start - side.rows_start :] for side in (k, v)))
+            self._own = {"start": start, "rows": loaded}
+
+    def read(self, lo: int, hi: int) -> list[Any]:
+        """Rows lo .. hi - 1 of K and V in original axes."""
+        if self._own:
+            start = self._own["start"]
+            return [rows[:, lo - start : hi - start] for rows in self._own["rows"]]
+        return self.reading.load(*(side.rows[:, lo - side.rows_start : hi - side.rows_start] for side in (self.k, self.v)))
+
+    def read_prefix(self, n: int) -> list[Any]:
+        """The exact prefix of K and V."""
+        return self.reading.load(*(side.rows[:, :n] if side.prefix is None else side.prefix for side in (self.k, self.v)))
+
+    def coded(self, side: SideView, first: int, last: int) -> Any:
+        """Pages first .. last - 1 of a side as attention reads them; a float side has its plain rows."""
+        if side.codec.is_float:
+            return self.reading.load(side.rows[:, first * PAGE - side.rows_start : last * PAGE - side.rows_start])[0]
+        return self.reading.decode(side, first, last)
+
+
+class _Group:
+    """Neighbouring query rows that see the same pages, with their running softmax: maximum, sum, and values.
+
+    plain/coded: queries [n_kv_heads, heads per KV head, rows, head_dim], scaled, in original axes and as blocks are coded.
+    """
+
+    def __init__(self, xp: Any, plain: Any, coded: Any, first: int, window: int | None, sinks: Any) -> None:
+        h, g, r, d = plain.shape
+        self.xp, self.first, self.end, self.window = xp, first, first + r, window
+        self.shape = (h, g, r)
+        self.plain, self.coded = (x.reshape(h, g * r, d) for x in (plain, coded))
+        self.sum: Any = 0.0
+        self.maximum: Any = None
+        self.values: dict[bool, Any] = {}
+        self.n_plain = self.n_coded = 0
+        if sinks is not None:
+            self.maximum = xp.broadcast_to(sinks, (h, g, r, 1)).reshape(h, g * r, 1)
+            self.sum = xp.ones_like(self.maximum)
+
+    def sees(self, end: int) -> bool:
+        """Whether any key before position `end` is inside the window of the first row."""
+        return self.window is None or end - 1 > self.first - self.window
+
+    def see(self, keys: Any, values: Any, lo: int, *, coded: bool, offsets: Any = None) -> None:
+        """Take keys and values [n_kv_heads, tokens, head_dim] at positions from `lo` into the softmax."""
+        xp = self.xp
+        scores = xp.matmul(self.coded if coded else self.plain, keys.swapaxes(-1, -2))
+        if offsets is not None:
+            scores = scores + offsets
+        hidden = self._hidden(lo, keys.shape[1])
+        seen = keys.shape[1] * (self.end - self.first)
+        if hidden is not None:
+            seen -= int(hidden.sum())
+            scores = xp.where(xp.array(np.tile(hidden, (self.shape[1], 1))), -xp.inf, scores)
+        if coded:
+            self.n_coded += seen
+        else:
+            self.n_plain += seen
+        top = scores.max(axis=-1, keepdims=True)
+        maximum = top if self.maximum is None else xp.maximum(self.maximum, top)
+        safe = xp.where(maximum == -xp.inf, 0.0, maximum)  # a row that has seen nothing yet
+        weights = xp.exp(scores - safe)
+        if self.maximum is not None:
+            decay = xp.exp(self.maximum - safe)
+            self.sum = self.sum * decay
+            self.values = {domain: x * decay for domain, x in self.values.items()}
+        self.maximum = maximum
+        self.sum = self.sum + weights.sum(axis=-1, keepdims=True)
+        gained = xp.matmul(weights, values)
+        self.values[coded] = gained if coded not in self.values else self.values[coded] + gained
+
+    def _hidden(self, lo: int, n: int) -> Any:
+        """bool [rows, n], True where a key is after the row or before its window; None where all are seen."""
+        if lo + n <= self.first + 1 and (self.window is None or lo > self.end - 1 - self.window):
+            return None
+        row, key = np.arange(self.first, self.end)[:, None], np.arange(lo, lo + n)
+        hidden = key > row
+        if self.window is not None:
+            hidden |= key <= row - self.window
+        return hidden
+
+    def result(self, reading: Reading, v: SideView) -> Any:
+        """[n_kv_heads, heads per KV head, rows, head_dim of v]."""
+        total = self.values.get(False, 0.0)
+        if True in self.values:
+            total = total + reading.unrotate(v, self.values[True])
+        return (total / self.sum).reshape(*self.shape, -1)

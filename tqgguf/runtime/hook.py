@@ -1,0 +1,121 @@
+"""How attention from blocks gets into mlx-lm's models without changing them.
+
+A block cache returns `LazyKV` arrays: their own value is the lazy, dequantised K or V, right for anybody who computes with
+it, and they carry the step that made them. `install` puts a dispatcher in the place of `scaled_dot_product_attention` in
+every loaded model module; it sees the step on the keys and attends from the blocks. Every other use is a fallback: counted,
+and an error under strict.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention import Reading, Reads, attend
+from tqgguf.runtime.kv_sides import SideView
+
+_MODELS = "mlx_lm.models"
+_original = base.scaled_dot_product_attention
+
+
+@dataclass
+class Usage:
+    """What attention read, for all layers of one prompt cache. `unattended` holds layers whose last step nobody attended from."""
+
+    strict: bool = False
+    reads: Reads = field(default_factory=Reads)
+    by_fallback: int = 0
+    unattended: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update of a layer's cache: its sides as attention may read them, and where its rows stand."""
+
+    k: SideView
+    v: SideView
+    layer: int
+    offset: int
+    n_rows: int
+    window: int | None
+    reading: Reading
+    usage: Usage
+
+    def open(self) -> None:
+        """Count the step as a fallback until somebody attends from it."""
+        if self.usage.strict and self.layer in self.usage.unattended:
+            raise self.refusal("the model computes attention by itself")
+        self.usage.unattended.add(self.layer)
+        self.usage.by_fallback += self._n_reads
+
+    def attend(self, q: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
+        """Attention of q [1, n_heads, rows, head_dim] from the blocks."""
+        self.usage.unattended.discard(self.layer)
+        self.usage.by_fallback -= self._n_reads
+        return attend(
+            q,
+            self.k,
+            self.v,
+            offset=self.offset,
+            scale=scale,
+            reading=self.reading,
+            window=window if self.window is None else self.window,
+            sinks=sinks,
+            reads=self.usage.reads,
+        )
+
+    def refusal(self, reason: str) -> RequestError:
+        return RequestError(
+            f"layer {self.layer}: keys would be read by fallback instead of from their blocks ({reason}); "
+            "leave --strict-kv out to allow it"
+        )
+
+    @property
+    def _n_reads(self) -> int:
+        keys = range(self.offset + 1, self.offset + self.n_rows + 1)
+        return sum(keys) if self.window is None else sum(min(n, self.window) for n in keys)
+
+
+class LazyKV(mx.array):
+    """Dequantised keys or values [1, n_kv_heads, tokens, head_dim] with the step that made them."""
+
+    step: Step
+
+
+class CausalMask(mx.array):
+    """A boolean causal mask that says which window it stands for (None: no window)."""
+
+    window: int | None
+
+
+def _dispatch(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any = None,
+    scale: float = 1.0,
+    mask: Any = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    step = getattr(keys, "step", None)
+    if step is None or getattr(values, "step", None) is not step:
+        return _original(queries, keys, values, cache, scale, mask, sinks)
+    if isinstance(mask, CausalMask):
+        return step.attend(queries, scale, mask.window, sinks)
+    if (isinstance(mask, str) and mask == "causal") or (mask is None and step.n_rows == 1):
+        return step.attend(queries, scale, None, sinks)
+    if step.usage.strict:
+        raise step.refusal("the model's mask is not causal" if mask is None else "the model brings a mask of its own")
+    return _original(queries, keys, values, cache, scale, mask, sinks)
+
+
+def install() -> None:
+    """Put the dispatcher into every mlx-lm model module that is loaded; modules loaded later need another call."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_MODELS) and getattr(module, "scaled_dot_product_attention", None) is _original:
+            module.scaled_dot_product_attention = _dispatch  # type: ignore[union-attr]

@@ -1,0 +1,215 @@
+"""How one side (K or V) of one layer is stored, and what a step of attention may read of it.
+
+`BlockSide` keeps whole pages as planes of codes and scales, the unfilled page as an f16 tail, and the first tokens (the
+exact prefix) in f16. `FloatSide` keeps every row in its own float type. Both answer with a `SideView`, whose readings are
+by absolute token position. Knows nothing of queries, masks or mlx-lm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from tqgguf.formats.codec import Codec
+from tqgguf.runtime import block_ops
+
+PAGE = 128  # tokens per page: fixed by the design (page means and f16 tail were measured at 128)
+GROWTH = 32  # planes grow by 1/32 of their size (at least one page), so that spare capacity stays within 3 %
+
+FLOAT_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+
+
+@dataclass(frozen=True)
+class SideView:
+    """What attention reads of one side after an update. Rows are [n_kv_heads, tokens, head_dim].
+
+    rows/rows_start: rows in their float type from that position to the end (own page, or everything for float types).
+    codes/scales/pages_start: planes [pages, n_kv_heads, PAGE, ...] of whole pages, from that page on; None for floats.
+    prefix: f16 rows of the exact prefix, held apart from the blocks of page 0.
+    page_means: f16 [pages, n_kv_heads, head_dim] subtracted from each page before encoding, or None.
+    channel_scale: f32 [n_kv_heads, head_dim] multiplied into K before encoding (undone on the query), or None.
+    """
+
+    codec: Codec
+    rows: mx.array
+    rows_start: int
+    codes: mx.array | None = None
+    scales: mx.array | None = None
+    pages_start: int = 0
+    prefix: mx.array | None = None
+    page_means: mx.array | None = None
+    channel_scale: mx.array | None = None
+
+
+@dataclass
+class _Plane:
+    """A growing array whose first axis counts pages (or rows): spare capacity at the end, slices written in place."""
+
+    array: mx.array | None = None
+    length: int = 0
+
+    def append(self, new: mx.array) -> None:
+        end = self.length + new.shape[0]
+        capacity = 0 if self.array is None else self.array.shape[0]
+        if end > capacity:
+            extra = max(end - capacity, capacity // GROWTH)
+            spare = mx.zeros((extra, *new.shape[1:]), dtype=new.dtype)
+            self.array = spare if self.array is None else mx.concatenate([self.array[: self.length], spare])
+        assert self.array is not None
+        self.array[self.length : end] = new
+        self.length = end
+
+    def read(self) -> mx.array | None:
+        return None if self.array is None else self.array[: self.length]
+
+    def truncate(self, length: int) -> None:
+        self.length = length
+
+    def drop_front(self, count: int) -> None:
+        if count and self.array is not None:
+            self.array = self.array[count : self.length]
+            self.length -= count
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.array is None else self.array.nbytes
+
+
+@dataclass
+class BlockSide:
+    """Whole pages as blocks, the last unfilled page and the exact prefix in f16.
+
+    encode(rows f16 [n_kv_heads, PAGE, head_dim]) -> (codes, scales) is the backend's page encoder.
+    """
+
+    codec: Codec
+    n_prefix: int
+    encode: block_ops.PageEncoder
+    first_page: int = 0
+    codes: _Plane = field(default_factory=_Plane)
+    scales: _Plane = field(default_factory=_Plane)
+    prefix: mx.array | None = None
+    tail: mx.array | None = None
+
+    @property
+    def end_page(self) -> int:
+        """The page that the tail belongs to."""
+        return self.first_page + self.codes.length
+
+    def append(self, new: mx.array) -> SideView:
+        """Add rows [n_kv_heads, tokens, head_dim]; pages that become full are encoded. Returns what this step reads."""
+        new = block_ops.to_f16(new)
+        start = self.end_page * PAGE
+        rows = new if self.tail is None else mx.concatenate([self.tail, new], axis=1)
+        held = rows.shape[1]
+        if start == 0 and self.n_prefix:
+            self.prefix = rows[:, : self.n_prefix]
+        n_full = held // PAGE
+        for page in range(n_full):
+            self._append_page(rows[:, page * PAGE : (page + 1) * PAGE])
+        rest = held - n_full * PAGE
+        self.tail = rows[:, n_full * PAGE :] if rest else None
+        return SideView(
+            codec=self.codec,
+            rows=rows,
+            rows_start=start,
+            codes=self.codes.read(),
+            scales=self.scales.read(),
+            pages_start=self.first_page,
+            prefix=self.prefix,
+        )
+
+    def _append_page(self, rows: mx.array) -> None:
+        if self.end_page == 0 and self.n_prefix:
+            zeros = mx.zeros((rows.shape[0], self.n_prefix, rows.shape[2]), dtype=rows.dtype)
+            rows = mx.concatenate([zeros, rows[:, self.n_prefix :]], axis=1)
+        codes, scales = self.encode(self.codec, rows)
+        self.codes.append(codes[None])
+        self.scales.append(scales[None])
+
+    def release(self, first_page: int) -> None:
+        """Free the pages before `first_page`, and with page 0 the exact prefix."""
+        count = min(first_page - self.first_page, self.codes.length)
+        if count > 0:
+            self.codes.drop_front(count)
+            self.scales.drop_front(count)
+            self.first_page += count
+            self.prefix = None
+
+    def truncate(self, length: int) -> None:
+        """Keep the tokens before `length`. A cut inside an encoded page turns its decoded values into the tail."""
+        page, rest = divmod(length, PAGE)
+        if page >= self.end_page:
+            self.tail = self.tail[:, :rest] if self.tail is not None and rest else None
+        else:
+            slot = page - self.first_page
+            tail = None
+            if rest:
+                tail = block_ops.decode_pages(self.codec, *self._page(slot)).astype(mx.float16)[:, :rest]
+                if page == 0 and self.prefix is not None:
+                    tail = mx.concatenate([self.prefix, tail[:, self.prefix.shape[1] :]], axis=1)[:, :rest]
+            self.codes.truncate(slot)
+            self.scales.truncate(slot)
+            self.tail = tail
+        if self.first_page == 0 and length < self.n_prefix:
+            self.prefix = self.prefix[:, :length] if self.prefix is not None and length else None
+
+    def _page(self, slot: int) -> tuple[mx.array, mx.array]:
+        assert self.codes.array is not None and self.scales.array is not None
+        return self.codes.array[slot : slot + 1], self.scales.array[slot : slot + 1]
+
+    @property
+    def nbytes(self) -> int:
+        floats = sum(a.nbytes for a in (self.prefix, self.tail) if a is not None)
+        return self.codes.nbytes + self.scales.nbytes + floats
+
+    def arrays(self) -> tuple[mx.array | None, ...]:
+        """What `restore` needs, without spare capacity."""
+        return self.codes.read(), self.scales.read(), self.prefix, self.tail
+
+    def restore(self, first_page: int, codes: Any, scales: Any, prefix: Any, tail: Any) -> None:
+        self.first_page = first_page
+        self.codes = _Plane(codes, 0 if codes is None else codes.shape[0])
+        self.scales = _Plane(scales, 0 if scales is None else scales.shape[0])
+        self.prefix, self.tail = prefix, tail
+
+
+@dataclass
+class FloatSide:
+    """Every row in its own float type; not paged, but freed in whole pages like blocks."""
+
+    codec: Codec
+    first_page: int = 0
+    plane: _Plane = field(default_factory=_Plane)
+
+    def append(self, new: mx.array) -> SideView:
+        """Add rows [n_kv_heads, tokens, head_dim]. Returns what this step reads."""
+        dtype = FLOAT_DTYPES[self.codec.cache_type]
+        new = block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype)
+        self.plane.append(new.swapaxes(0, 1))
+        rows = self.plane.read()
+        assert rows is not None
+        return SideView(self.codec, rows.swapaxes(0, 1), self.first_page * PAGE)
+
+    def release(self, first_page: int) -> None:
+        """Free the rows of the pages before `first_page`."""
+        if first_page > self.first_page:
+            self.plane.drop_front((first_page - self.first_page) * PAGE)
+            self.first_page = first_page
+
+    def truncate(self, length: int) -> None:
+        """Keep the tokens before `length`."""
+        self.plane.truncate(length - self.first_page * PAGE)
+
+    @property
+    def nbytes(self) -> int:
+        return self.plane.nbytes
+
+    def arrays(self) -> tuple[mx.array | None, ...]:
+        return (self.plane.read(),)
+
+    def restore(self, first_page: int, rows: Any) -> None:
+        self.first_page = first_page
+        self.plane = _Plane(rows, 0 if rows is None else rows.shape[0])
