@@ -2,7 +2,7 @@
 
 Two rules go beyond ggml. Where ggml would store a scale or a float that is not finite, the nearest finite one is
 stored, so that no block decodes to infinity. Where ggml's codes are undefined behaviour or stale memory (scales so
-small that 1 / d is infinite, iq4_nl blocks below 1e-15) they are the codes of zero. Rotation is the business of `codec`.
+small that 1 / d is infinite, iq4_nl blocks below 1e-15) they are the codes of zero. Rotation is left to `codec`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tqgguf.formats.codebooks import Codebook
 from tqgguf.formats.turbo import F16_MAX, count_not_above, ordered_sum
 
 QK = 32  # values in a block of every quantised type here
-_STEP = 1 << 10  # blocks per step: buffers stay in a core's L2 cache
+_STEP = 1 << 11  # blocks per step: buffers stay in a core's L2 cache
 
 # ggml's 16 values of iq4_nl. Its nearest-value search takes the upper of two equally near ones, like our boundaries.
 _IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)

@@ -19,8 +19,7 @@ from tqgguf.formats.rotation import Rotation
 
 F16_MAX = np.float32(65504)
 _TINY = np.float32(1e-10)  # below it a norm counts as zero (the forks' constant)
-_ENCODE_VALUES = 1 << 15  # values per step: the encoder's buffers stay in a core's L2 cache
-_DECODE_VALUES = 1 << 16
+_STEP_VALUES = 1 << 16  # values per step: long enough to hide numpy's cost per call, short enough for a core's L2 cache
 
 
 def count_not_above(v: NDArray[np.float32], boundaries: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -55,7 +54,7 @@ class TurboKernel:
         A stored norm is clamped to the largest f16, so that no block decodes to infinity.
         """
         out = np.empty((len(x), self.block_type.bytes_for(self.group)), np.uint8)
-        step = max(1, _ENCODE_VALUES // self.group)
+        step = max(1, _STEP_VALUES // self.group)
         for start in range(0, len(x), step):
             self._encode_columns(x[start : start + step].T, out[start : start + step])
         return out
@@ -93,7 +92,7 @@ class TurboKernel:
         self, codes: NDArray[np.uint8], scales: NDArray[np.float16], out: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """codes uint8 [n, code_bytes] and norms float16 [n, 1] to out float32 [n, group], still rotated."""
-        step = max(1, _DECODE_VALUES // self.group)
+        step = max(1, _STEP_VALUES // self.group)
         low_bytes = self.group * self.block_type.code_fields[0][1] // 8
         for start in range(0, len(codes), step):
             rows = slice(start, start + step)
@@ -106,7 +105,7 @@ class TurboKernel:
 
     @cached_property
     def _table(self) -> NDArray[np.generic]:
-        """All values of every code byte (3 bit: qs byte | sign nibble << 8) as one item, so that one gather gets them."""
+        """All values of a code byte (3 bit: qs byte | sign nibble << 8) as one item, so that one gather gets them."""
         low_bits = self.block_type.code_fields[0][1]
         per_item = 8 // low_bits
         n_fields = len(self.block_type.code_fields)
