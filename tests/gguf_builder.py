@@ -57,8 +57,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's entry and data; `dims` (ggml's order), `n_dims` and `offset` replace what the file would rightly
-    say."""
+    """A tensor's entry and data; `dims` (ggml's order), `n_dims` and `offset` replace what would be right."""
 
     shape: tuple[int, ...]
     type_id: int
@@ -127,7 +126,7 @@ def sections(
 
 
 def write_split(folder: Path, name: str, metadata: Mapping[str, Any], shards: list[Mapping[str, Any]]) -> list[Path]:
-    """Writes a sound split set, a shard per mapping of tensors, the first with the model's metadata; returns the paths."""
+    """Writes a sound split set, a shard per mapping of tensors, the model's metadata in the first; returns paths."""
     total = sum(len(tensors) for tensors in shards)
     paths = []
     for i, tensors in enumerate(shards):

@@ -24,6 +24,7 @@ DEFECTS: Final[dict[str, str]] = {
     "metadata-type": "a metadata value has another type than the one needed",
     "metadata-value": "a metadata value is of the right type, but cannot be used",
     "alignment": "general.alignment is not a U32 that is a power of two up to the limit",
+    "tensor-missing": "a tensor that the caller needs is absent",
     "tensor-name": "a tensor name is empty, too long or not UTF-8",
     "duplicate-tensor": "a tensor name occurs twice, in one file or in two shards",
     "dimensions": "a tensor has more than 4 dimensions, or one of 2^63 or more",

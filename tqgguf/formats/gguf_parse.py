@@ -66,7 +66,7 @@ OTHER_FILES: tuple[tuple[bytes, str], ...] = (
     (b"tjgg", "an old GGML file (ggjt); convert the original model to GGUF again"),
     (b"nsgg", "a llama.cpp session file, which holds a prompt cache and no model"),
     (b"qsgg", "a llama.cpp sequence file, which holds a prompt cache and no model"),
-    (b"{", "JSON text and no model"),
+    (b"{", "JSON text; a download may have saved an error message instead of the model"),
 )
 
 
@@ -136,7 +136,7 @@ def parse(buffer: Buffer, path: str) -> ParsedGguf:
 
 
 def _check_magic(cursor: Cursor) -> None:
-    head = cursor.buffer[:64]
+    head = cursor.buffer[:512]
     if not head:
         raise cursor.error("not-gguf", "the file is empty (0 bytes)")
     if head[:4] == MAGIC:
@@ -144,13 +144,13 @@ def _check_magic(cursor: Cursor) -> None:
         return
     if MAGIC.startswith(head):
         cursor.need(4, "the magic")
+    # safetensors: u64 length of a JSON header, then the header itself. First, as that length may look like any text.
+    if head[8:10] == b'{"' and U64.unpack_from(head)[0] < 1 << 32:
+        raise cursor.error("not-gguf", "expected a GGUF file, found a safetensors file; name its folder instead")
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     for prefix, what in OTHER_FILES:
         if text.startswith(prefix):
             raise cursor.error("not-gguf", f"expected a GGUF file, found {what}")
-    # safetensors: u64 length of a JSON header, then the header itself
-    if head[8:9] == b"{" and U64.unpack_from(head)[0] < 1 << 32:
-        raise cursor.error("not-gguf", "expected a GGUF file, found a safetensors file; name its folder instead")
     raise cursor.error("not-gguf", f"expected a file that begins with {MAGIC!r}, found {head[:4]!r}")
 
 
@@ -161,10 +161,11 @@ def _version(cursor: Cursor) -> int:
         return version
     if version & 0xFFFF == 0 and version:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        raise cursor.error(
-            "big-endian", f"expected little-endian byte order, found big-endian (version {swapped}); "
-            "convert it with `gguf-convert-endian FILE little`", at
-        )  # fmt: skip
+        message = (
+            f"expected little-endian byte order, found big-endian (version {swapped}); "
+            "convert it with `gguf-convert-endian FILE little`"
+        )
+        raise cursor.error("big-endian", message, at)
     if 0 < version < VERSION:
         advice = "rewrite it with a current llama.cpp (`llama-quantize IN OUT COPY`) or convert the model again"
     elif version > VERSION:

@@ -74,12 +74,18 @@ class GGUFFile(MetadataAccess):
         )
         self._buffers: list[Buffer] | None = buffers
 
+    def tensor(self, name: str) -> TensorInfo:
+        """`tensors[name]`, but absence is a GgufError that names the file."""
+        if name not in self.tensors:
+            raise GgufError("tensor-missing", self.path, f"tensor {shown(name)} is missing")
+        return self.tensors[name]
+
     def raw(self, name: str) -> np.ndarray:
         """A tensor's bytes: uint8 [n_bytes], a read-only view of the file.
 
-        Raises KeyError for an unknown name, GgufError for an unknown type, TqggufError if the file is closed.
+        Raises GgufError if there is no such tensor or its type is unknown, TqggufError if the file is closed.
         """
-        info = self.tensors[name]
+        info = self.tensor(name)
         if info.n_bytes is None:
             message = f"tensor {shown(name)} cannot be read: it is of {info.type_name}, whose block size is unknown"
             raise GgufError("unknown-type", self.paths[info.shard], message, offset=info.offset)
@@ -124,7 +130,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Opens and checks a GGUF file. Of a split model (`NAME-00001-of-0000N.gguf`), any shard opens all of them.
 
     Raises GgufError (a FormatError) for a damaged file or set, TqggufError for what is not there, not a regular file,
-    or not readable. Nothing stays open then.
+    or not readable.
     """
     name = os.fsdecode(path)
     buffers: list[Buffer] = [_map(name)]
