@@ -70,7 +70,6 @@ class BlockKVCache(_BaseCache):
         if self.sides is None:
             self.sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
         n_rows = keys.shape[2]
-        self._release()
         views = [side.append(new[0]) for side, new in zip(self.sides, (keys, values), strict=True)]
         step = hook.Step(
             *views,
@@ -83,6 +82,7 @@ class BlockKVCache(_BaseCache):
         )
         step.open()
         self.offset += n_rows
+        self._release()
         fetched = []
         for view, new in zip(views, (keys, values), strict=True):
             lazy = hook.LazyKV(dequantise(view, self.offset - n_rows).astype(new.dtype)[None])
@@ -95,6 +95,7 @@ class BlockKVCache(_BaseCache):
         return 0 if self.window is None else max(0, offset - self.window + 1) // PAGE
 
     def _release(self) -> None:
+        """Free what no later query can see; the step that was just made keeps its own views."""
         if self.sides is not None:
             for side in self.sides:
                 side.release(self._first_needed(self.offset))

@@ -13,9 +13,11 @@ from typing import Any
 import mlx.core as mx
 
 from tqgguf.formats.codec import Codec
+from tqgguf.formats.kv_size import PAGE_TOKENS
 from tqgguf.runtime import block_ops
 
-PAGE = 128  # tokens per page: fixed by the design (page means and f16 tail were measured at 128)
+PAGE = PAGE_TOKENS
+ROW_STEP = 32  # rows that float planes grow by at least
 GROWTH = 32  # planes grow by 1/32 of their size (at least one page), so that spare capacity stays within 3 %
 
 FLOAT_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
@@ -49,12 +51,13 @@ class _Plane:
 
     array: mx.array | None = None
     length: int = 0
+    step: int = 1
 
     def append(self, new: mx.array) -> None:
         end = self.length + new.shape[0]
         capacity = 0 if self.array is None else self.array.shape[0]
         if end > capacity:
-            extra = max(end - capacity, capacity // GROWTH)
+            extra = max(-(-(end - capacity) // self.step) * self.step, capacity // GROWTH)
             spare = mx.zeros((extra, *new.shape[1:]), dtype=new.dtype)
             self.array = spare if self.array is None else mx.concatenate([self.array[: self.length], spare])
         assert self.array is not None
@@ -105,7 +108,7 @@ class BlockSide:
         rows = new if self.tail is None else mx.concatenate([self.tail, new], axis=1)
         held = rows.shape[1]
         if start == 0 and self.n_prefix:
-            self.prefix = rows[:, : self.n_prefix]
+            self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
         n_full = held // PAGE
         for page in range(n_full):
             self._append_page(rows[:, page * PAGE : (page + 1) * PAGE])
@@ -182,7 +185,7 @@ class FloatSide:
 
     codec: Codec
     first_page: int = 0
-    plane: _Plane = field(default_factory=_Plane)
+    plane: _Plane = field(default_factory=lambda: _Plane(step=ROW_STEP))
 
     def append(self, new: mx.array) -> SideView:
         """Add rows [n_kv_heads, tokens, head_dim]. Returns what this step reads."""
@@ -212,4 +215,4 @@ class FloatSide:
 
     def restore(self, first_page: int, rows: Any) -> None:
         self.first_page = first_page
-        self.plane = _Plane(rows, 0 if rows is None else rows.shape[0])
+        self.plane = _Plane(rows, 0 if rows is None else rows.shape[0], ROW_STEP)

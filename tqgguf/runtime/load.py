@@ -51,9 +51,15 @@ def embedded_model() -> Path:
 class LoadedModel:
     """`model` maps token ids [1, n] and a cache to logits [1, n, vocabulary]."""
 
-    model: nn.Module
+    model: Any
     tokenizer: Tokenizer
     config: ModelConfig
+
+    def last_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Logits [vocabulary] after the last of tokens [1, n]: the output layer sees one row, not n."""
+        hidden = self.model.model(tokens, cache)[:, -1:]
+        head = self.model.lm_head if "lm_head" in self.model else self.model.model.embed_tokens.as_linear
+        return head(hidden)[0, -1]
 
 
 class OpenModel:

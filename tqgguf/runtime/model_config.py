@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf_reader import GGUFFile
+from tqgguf.formats.kv_size import LayerShape
 
 MAX_LAYERS = 4096  # far above any model; keeps a damaged header from asking for millions of layers
 
@@ -34,6 +35,10 @@ class ModelConfig:
     rope_scaling: dict[str, object] | None
     windows: tuple[int | None, ...]
     tied_embeddings: bool
+
+    def layer_shapes(self) -> list[LayerShape]:
+        """The sizes of every layer's KV cache."""
+        return [LayerShape(self.n_kv_heads, self.head_dim_k, self.head_dim_v, window) for window in self.windows]
 
 
 def read_model_config(file: GGUFFile) -> ModelConfig:

@@ -20,10 +20,12 @@ _MARKED_WORD = rf"{_LEAD}[\p{{L}}\p{{M}}]+"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _KANA_KANJI = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
-_CJK_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# Less the blanks of that range: llama.cpp turns blanks beyond ASCII into a vertical tab before it looks.
+_CJK_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&[^\\s]]+"
 _LINES = r"[^\n]+|[\n]+"
-# Threes counted from the right: 1234567 is 1, 234, 567.
-_DIGITS_BY_THREE = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+# Threes counted from the right: 1234567 is 1, 234, 567. llama.cpp leaves what stands before digits with the first group;
+# the search may begin only at the beginning or behind a digit, else text without digits would take quadratic time.
+_DIGITS_BY_THREE = r"(?:\A|(?<=\p{N}))\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASCII_WORD = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
 # Whitespace in runs of powers of two.
 _CASCADE = "|".join(rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")) + r"|\s{1}"
@@ -84,7 +86,7 @@ _YOUTU = (_YOUTU_SCRIPTS, rf"{_MARKED_WORD}{_CONTRACTION}?|\p{{N}}|{_SYMBOLS}[\r
 _DEEPSEEK_LLM = (
     "[\r\n]",
     rf"\s?[{_DEEPSEEK_LETTERS}]+",
-    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001\u3002]+",
     r"\s+$",
     _CJK_HANGUL,
     r"\p{N}+",
@@ -95,7 +97,7 @@ _SPARK = (r"\p{N}{1,3}", _KANA_KANJI, rf"{_ASCII_WORD}| ?[\p{{P}}\p{{S}}]+|[\r\n
 _AFMOE = (_DIGITS_BY_THREE, _ASIAN_SCRIPTS, rf"{_ASCII_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}")
 _KIMI = (rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SYMBOLS}[\r\n]*|{_BLANKS}",)
 _BLOOM = (" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",)
-_SUPERBPE = (r"\p{N}+", r"(?=(\d{3})+(?!\d))")
+_SUPERBPE = (r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))")
 _CHAMELEON = (
     "<sentinel:[0-9]+>",
     "IMGIMG[A-I]{1,4}Z",
@@ -108,14 +110,14 @@ _CHAMELEON = (
 
 @dataclass(frozen=True)
 class Pretokenizer:
-    """One row of the table. `ignore_merges`: a word that is a token is taken whole, whatever the merges say;
-    `add_bos`: whether text begins with BOS when the metadata does not say; `raw_utf8`: tokens hold UTF-8 with
-    U+2581 for the space and <0xXX> for lone bytes (as in SentencePiece), not GPT-2's byte letters."""
+    """One row of the table."""
 
     regexes: tuple[str, ...]
-    ignore_merges: bool = False
-    add_bos: bool = False
-    raw_utf8: bool = False
+    ignore_merges: bool = False  # a word that is a token is taken whole, whatever the merges say
+    add_bos: bool = False  # whether text begins with BOS when the metadata does not say
+    # Tokens are spelt as in SentencePiece (UTF-8, U+2581 for the space, <0xXX> for a byte), not in byte letters.
+    spelt_out: bool = False
+    whole_newlines: bool = False  # a run of newlines that is a token is taken whole
 
 
 def _rows(names: str, row: Pretokenizer) -> dict[str, Pretokenizer]:
@@ -167,6 +169,6 @@ PRETOKENIZERS: dict[str, Pretokenizer] = {
     **_rows("seed-coder", Pretokenizer(_SEED_CODER)),
     **_rows("exaone-moe", Pretokenizer(_EXAONE_MOE)),
     **_rows("chameleon", Pretokenizer(_CHAMELEON, add_bos=True)),
-    **_rows("gemma4 granite-embed-multi-311m", Pretokenizer((_LINES,), add_bos=True, raw_utf8=True)),
-    **_rows("sarvam-moe", Pretokenizer((_LINES,), raw_utf8=True)),
+    **_rows("gemma4 granite-embed-multi-311m", Pretokenizer((), add_bos=True, spelt_out=True, whole_newlines=True)),
+    **_rows("sarvam-moe", Pretokenizer((), spelt_out=True)),
 }

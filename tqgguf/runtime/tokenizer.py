@@ -157,14 +157,16 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if name is None:
         raise FormatError(f"{PREFIX}model: expected the name of a tokenizer, found none; the file has no vocabulary")
     model: TextModel
-    if name == "gpt2":
+    if name in ("gpt2", "gemma4"):
         vocabulary = read_vocabulary(metadata, default_special={})
         model = BpeModel(vocabulary, metadata)
     elif name == "llama":
         vocabulary = read_vocabulary(metadata, default_special=SPM_SPECIAL_IDS)
         model = SpmModel(vocabulary, metadata)
     else:
-        raise UnsupportedModelError(f"{PREFIX}model: expected gpt2 or llama, found {name!r}, which is not supported")
+        raise UnsupportedModelError(
+            f"{PREFIX}model: expected gpt2, gemma4 or llama, found {name!r}, which is not supported"
+        )
     return Tokenizer(vocabulary, model, metadata)
 
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE (`tokenizer.ggml.model` = gpt2): plain text to token ids and one token to its bytes.
+"""BPE (`tokenizer.ggml.model` = gpt2 or gemma4): plain text to token ids and one token to its bytes.
 
 Builds a `tokenizers.Tokenizer` from token strings and merges. Knows nothing of special tokens, BOS or EOS:
 `tokenizer.Tokenizer` hands it the text between them.
@@ -6,6 +6,7 @@ Builds a `tokenizers.Tokenizer` from token strings and merges. Knows nothing of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.runtime.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
-from tqgguf.runtime.vocabulary import PREFIX, Vocabulary, read_strings, utf8
+from tqgguf.runtime.vocabulary import PREFIX, SPACE, Vocabulary, read_strings, utf8
 
 
 def _byte_letters() -> dict[str, int]:
@@ -27,38 +28,57 @@ def _byte_letters() -> dict[str, int]:
 
 
 BYTE_LETTERS = _byte_letters()
+SURROGATE = re.compile("[\ud800-\udfff]")
+GEMMA = "gemma4"  # a tokenizer model that implies its pre-tokenizer
+UNKNOWN_LETTER = "\0unknown"
+_LINES = re.compile(r"[^\n]+|\n+")
 
 
 class BpeModel:
-    """Byte-level BPE over a vocabulary. `backend` is the `tokenizers.Tokenizer` that merges plain text."""
+    """BPE over a vocabulary. `backend` is the `tokenizers.Tokenizer` that merges plain text."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
-        self.pretokenizer = choose_pretokenizer(metadata, vocabulary.warnings)
+        row = choose_pretokenizer(metadata, vocabulary.warnings)
         self._vocabulary = vocabulary
-        self.add_bos = self.pretokenizer.add_bos
-        merges = _read_merges(metadata, vocabulary)
+        self._row = row
+        self.add_bos = row.add_bos
+        ids = _spellable(vocabulary.ids)
+        merges = _read_merges(metadata, ids)
         # A letter without a token must stand in the way of merges, and then vanish: it gets an id past the end.
-        missing = not vocabulary.ids.keys() >= BYTE_LETTERS.keys()
-        self._unknown = "\0unknown" if missing else None
-        ids = vocabulary.ids if self._unknown is None else {**vocabulary.ids, self._unknown: len(vocabulary)}
-        self._merger = Backend(BPE(ids, merges, unk_token=self._unknown, ignore_merges=self.pretokenizer.ignore_merges))
+        complete = row.spelt_out or ids.keys() >= BYTE_LETTERS.keys()
+        self._unknown = None if complete else UNKNOWN_LETTER
+        if self._unknown is not None:
+            ids = {**ids, self._unknown: len(vocabulary)}
+        merger = BPE(ids, merges, unk_token=self._unknown, ignore_merges=row.ignore_merges, byte_fallback=row.spelt_out)
+        self._merger = Backend(merger)
+        if not row.spelt_out:
+            self._merger.pre_tokenizer = build_pre_tokenizer(row)
         self.backend: Backend | None = self._merger
-        self._merger.pre_tokenizer = build_pre_tokenizer(self.pretokenizer)
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Token ids of plain text; `after_special` makes no difference here."""
+        if self._row.spelt_out:
+            return [i for line in _LINES.findall(text.replace(" ", SPACE)) for i in self._encode_line(line)]
         ids: list[int] = self._merger.encode(text, add_special_tokens=False).ids
         return ids if self._unknown is None else [i for i in ids if i < len(self._vocabulary)]
 
+    def _encode_line(self, line: str) -> list[int]:
+        if self._row.whole_newlines and line[0] == "\n" and line in self._vocabulary.ids:
+            return [self._vocabulary.ids[line]]
+        return self._merger.encode(line, add_special_tokens=False).ids
+
     def normal_bytes(self, text: str) -> bytes:
         """The bytes that a normal token, spelt `text` in the vocabulary, stands for."""
+        if self._row.spelt_out:
+            return utf8(text.replace(SPACE, " "))
         # A character that is no byte letter stands for itself; llama.cpp prints a diagnostic in its place.
         return b"".join(bytes((BYTE_LETTERS[c],)) if c in BYTE_LETTERS else utf8(c) for c in text)
 
 
 def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pretokenizer:
     """The row for the metadata's `tokenizer.ggml.pre`; UnsupportedModelError when the name is unknown."""
-    name = metadata.get(PREFIX + "pre")
+    gemma = metadata.get(PREFIX + "model") == GEMMA
+    name = GEMMA if gemma else metadata.get(PREFIX + "pre")
     if name is None or name in ("", DEFAULT_PRETOKENIZER):
         warnings.append(f"{PREFIX}pre: no pre-tokenizer is named; using the default, words may be cut wrong")
         return PRETOKENIZERS[DEFAULT_PRETOKENIZER]
@@ -73,12 +93,20 @@ def build_pre_tokenizer(row: Pretokenizer) -> Sequence:
     return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _read_merges(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _spellable(ids: dict[str, int]) -> dict[str, int]:
+    """`ids` less the tokens that are not UTF-8: no text has them, and the `tokenizers` library cannot hold them."""
+    try:
+        "".join(ids).encode()
+    except UnicodeEncodeError:
+        return {text: i for text, i in ids.items() if not SURROGATE.search(text)}
+    return ids
+
+
+def _read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     lines = read_strings(metadata, "merges")
     if lines is None:
         raise FormatError(f"{PREFIX}merges: expected the merges of a gpt2 tokenizer, found none")
     merges: dict[tuple[str, str], None] = {}  # the first of equal merges decides the rank
-    ids = vocabulary.ids
     for index, line in enumerate(lines):
         at = line.find(" ", 1)  # a space may itself be the left part
         left, right = line[:at], line[at + 1 :]

@@ -15,9 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.runtime.vocabulary import PREFIX, Vocabulary, read_flag, utf8
+from tqgguf.runtime.vocabulary import PREFIX, SPACE, Vocabulary, read_flag, utf8
 
-SPACE = "\u2581"  # stands for the space inside tokens
 KNOWN_WORDS = 65536
 KNOWN_WORD_LENGTH = 32
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tqgguf.formats.errors import FormatError
 
 PREFIX = "tokenizer.ggml."
+SPACE = "\u2581"  # stands for the space in tokens spelt as SentencePiece does
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
