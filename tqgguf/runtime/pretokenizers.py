@@ -4,6 +4,7 @@ A row is a chain of regular expressions; each cuts every piece that the ones bef
 between them alike become pieces of their own. The expressions are those that the models were trained with, in the
 reading that llama.cpp gives them (llama-vocab.cpp, unicode.cpp), since its token ids are the ones to reproduce:
 it knows no letter case beyond ASCII, so `\p{Lu}` and `\p{Ll}` are both `\p{L}` here.
+Characters that became letters after Unicode 15 may be cut differently, as the two libraries' tables differ there.
 This module knows neither vocabularies nor merges.
 """
 
@@ -23,8 +24,8 @@ _KANA_KANJI = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 # Less the blanks of that range: llama.cpp turns blanks beyond ASCII into a vertical tab before it looks.
 _CJK_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&[^\\s]]+"
 _LINES = r"[^\n]+|[\n]+"
-# Threes counted from the right: 1234567 is 1, 234, 567. llama.cpp leaves what stands before digits with the first group;
-# the search may begin only at the beginning or behind a digit, else text without digits would take quadratic time.
+# Threes counted from the right: 1234567 is 1, 234, 567. llama.cpp keeps what stands before digits with the first group.
+# A match begins at the beginning or behind a digit only, else text without digits would take quadratic time.
 _DIGITS_BY_THREE = r"(?:\A|(?<=\p{N}))\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASCII_WORD = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
 # Whitespace in runs of powers of two.
@@ -118,6 +119,7 @@ class Pretokenizer:
     # Tokens are spelt as in SentencePiece (UTF-8, U+2581 for the space, <0xXX> for a byte), not in byte letters.
     spelt_out: bool = False
     whole_newlines: bool = False  # a run of newlines that is a token is taken whole
+    requires_bos: bool = False  # text begins with BOS even if the metadata says no
 
 
 def _rows(names: str, row: Pretokenizer) -> dict[str, Pretokenizer]:
@@ -169,6 +171,9 @@ PRETOKENIZERS: dict[str, Pretokenizer] = {
     **_rows("seed-coder", Pretokenizer(_SEED_CODER)),
     **_rows("exaone-moe", Pretokenizer(_EXAONE_MOE)),
     **_rows("chameleon", Pretokenizer(_CHAMELEON, add_bos=True)),
-    **_rows("gemma4 granite-embed-multi-311m", Pretokenizer((), add_bos=True, spelt_out=True, whole_newlines=True)),
+    **_rows(
+        "gemma4 granite-embed-multi-311m",
+        Pretokenizer((), spelt_out=True, whole_newlines=True, requires_bos=True),
+    ),
     **_rows("sarvam-moe", Pretokenizer((), spelt_out=True)),
 }

@@ -19,6 +19,10 @@ from tqgguf.runtime.tokenizer_spm import SpmModel
 from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_vocabulary, utf8
 
 SPM_SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2}  # what SentencePiece files mean when they name none
+HIDDEN_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)  # left out of shown text
+# Phi-3's special tokens, less these, swallow the blanks after them. No key of GGUF says so: the model's name does.
+PHI3_NAMES = ("phi-3", "phi3")
+PHI3_KEEP_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 class TextModel(Protocol):
@@ -26,6 +30,8 @@ class TextModel(Protocol):
 
     backend: Backend | None
     add_bos: bool  # whether text begins with BOS when the metadata does not say
+    requires_bos: bool  # whether it does so even if the metadata says no
+    space_prefix: bool  # whether text gets a space in front at its beginning and after special tokens
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Token ids of plain text that follows a special token or the beginning (`after_special`), or does not."""
@@ -49,18 +55,24 @@ class Tokenizer:
         self.eot_id, self.eom_id = special.get("eot"), special.get("eom")
         self.unk_id, self.pad_id = special.get("unk"), special.get("pad")
         self.warnings = vocabulary.warnings
-        self.add_bos = self._checked_flag("add_bos_token", read_flag(metadata, "add_bos_token", model.add_bos), "bos")
+        self.add_bos = self._checked_flag(
+            "add_bos_token", read_flag(metadata, "add_bos_token", model.add_bos) or model.requires_bos, "bos"
+        )
         self.add_eos = self._checked_flag("add_eos_token", read_flag(metadata, "add_eos_token", False), "eos")
         self.end_of_generation = vocabulary.end_of_generation
         template = metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
             raise FormatError(f"tokenizer.chat_template: expected a string, found {type(template).__name__}")
         self.chat_template: str | None = template
-        hidden = {TokenType.CONTROL, TokenType.UNKNOWN}
-        self._hidden = frozenset(np.flatnonzero(np.isin(vocabulary.types, list(hidden))).tolist())
-        user_defined = np.flatnonzero(vocabulary.types == TokenType.USER_DEFINED).tolist()
-        self._special = self._special_tokens({*self._hidden, *user_defined}, metadata)
-        self._user_defined = self._special_tokens(user_defined, metadata)
+        tokens, types = vocabulary.tokens, vocabulary.types
+        self._hidden: frozenset[int] = frozenset(np.flatnonzero(np.isin(types, HIDDEN_TYPES)).tolist())
+        user_defined: list[int] = np.flatnonzero(types == TokenType.USER_DEFINED).tolist()
+        name = str(metadata.get("general.name", "")).lower()
+        phi3 = any(phi in name for phi in PHI3_NAMES)
+        special_ids = [*self._hidden, *user_defined]
+        strip = {i for i in special_ids if phi3 and tokens[i] not in PHI3_KEEP_BLANKS}
+        self._special = SpecialTokens({tokens[i]: i for i in special_ids}, strip_right=strip)
+        self._user_defined = SpecialTokens({tokens[i]: i for i in user_defined}, strip_right=strip)
 
     @property
     def backend(self) -> Backend | None:
@@ -92,9 +104,16 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
-        shown = [i for i in ids if not (skip_special and self.is_special(i))]
-        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+        """Text of `ids`: the inverse of `encode`, so the space that SentencePiece put in front goes away.
+
+        `skip_special` leaves control tokens out. Bytes that are not UTF-8 become U+FFFD.
+        """
+        ids = list(ids)
+        text = b"".join(self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i)))
+        first = next((i for i in ids if i != self.bos_id), None)
+        if self._model.space_prefix and first is not None and first not in self._hidden:
+            text = text.removeprefix(b" ")
+        return text.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, for streaming; a control token gives its text, an unused one nothing."""
@@ -140,11 +159,6 @@ class Tokenizer:
             self.warnings.append(f"{PREFIX}{name}: true, but the file names no {role.upper()} token; none is added")
             return False
         return value
-
-    def _special_tokens(self, ids: Iterable[int], metadata: Mapping[str, Any]) -> SpecialTokens:
-        tokens = self._vocabulary.tokens
-        texts = {tokens[i]: i for i in ids}
-        return SpecialTokens(texts)
 
 
 def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:

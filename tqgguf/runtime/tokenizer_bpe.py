@@ -37,11 +37,13 @@ _LINES = re.compile(r"[^\n]+|\n+")
 class BpeModel:
     """BPE over a vocabulary. `backend` is the `tokenizers.Tokenizer` that merges plain text."""
 
+    space_prefix = False
+
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         row = choose_pretokenizer(metadata, vocabulary.warnings)
         self._vocabulary = vocabulary
         self._row = row
-        self.add_bos = row.add_bos
+        self.add_bos, self.requires_bos = row.add_bos, row.requires_bos
         ids = _spellable(vocabulary.ids)
         merges = _read_merges(metadata, ids)
         # A letter without a token must stand in the way of merges, and then vanish: it gets an id past the end.
@@ -83,7 +85,9 @@ def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pre
         warnings.append(f"{PREFIX}pre: no pre-tokenizer is named; using the default, words may be cut wrong")
         return PRETOKENIZERS[DEFAULT_PRETOKENIZER]
     if name not in PRETOKENIZERS:
-        raise UnsupportedModelError(f"{PREFIX}pre: expected a pre-tokenizer known to llama.cpp, found {name!r}")
+        raise UnsupportedModelError(
+            f"{PREFIX}pre: expected a pre-tokenizer that is known, found {name!r}, which is not supported"
+        )
     return PRETOKENIZERS[name]
 
 

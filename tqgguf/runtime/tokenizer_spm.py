@@ -29,6 +29,7 @@ class SpmModel:
 
     backend: Backend | None = None
     add_bos = True
+    requires_bos = False
 
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
         self._vocabulary = vocabulary
