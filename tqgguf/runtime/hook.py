@@ -93,7 +93,7 @@ class CausalMask(mx.array):
     window: int | None
 
 
-def _dispatch(
+def scaled_dot_product_attention(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
@@ -118,4 +118,4 @@ def install() -> None:
     """Put the dispatcher into every mlx-lm model module that is loaded; modules loaded later need another call."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_MODELS) and getattr(module, "scaled_dot_product_attention", None) is _original:
-            module.scaled_dot_product_attention = _dispatch  # type: ignore[union-attr]
+            module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[union-attr]
