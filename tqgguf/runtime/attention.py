@@ -150,7 +150,9 @@ def attend(
     step = PAGE if paged else FLOAT_GROUP_ROWS
     cuts = [offset, *range((offset // step + 1) * step, end, step), end]
     groups = [
-        _Group(reading.xp, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits)
+        _Group(
+            reading.xp, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits
+        )
         for a, b in zip(cuts, cuts[1:], strict=False)
     ]
     if paged:
@@ -189,7 +191,9 @@ def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideVie
         skip = n_prefix if lo == 0 else 0
         keys, values = (own.coded(side, lo, hi)[:, skip:] for side in (k, v))
         for group in seen_by:
-            group.see(keys, values, lo * PAGE + skip, coded=True, offsets=_page_offsets(reading, k, group, lo, hi, skip))
+            group.see(
+                keys, values, lo * PAGE + skip, coded=True, offsets=_page_offsets(reading, k, group, lo, hi, skip)
+            )
     if n_prefix:
         for group in groups:
             if group.first >= PAGE and group.sees(n_prefix):
@@ -234,11 +238,15 @@ class _Rows:
         if self._own:
             start = self._own["start"]
             return [rows[:, lo - start : hi - start] for rows in self._own["rows"]]
-        return self.reading.load(*(side.rows[:, lo - side.rows_start : hi - side.rows_start] for side in (self.k, self.v)))
+        return self.reading.load(
+            *(side.rows[:, lo - side.rows_start : hi - side.rows_start] for side in (self.k, self.v))
+        )
 
     def read_prefix(self, n: int) -> list[Any]:
         """The exact prefix of K and V."""
-        return self.reading.load(*(side.rows[:, :n] if side.prefix is None else side.prefix for side in (self.k, self.v)))
+        return self.reading.load(
+            *(side.rows[:, :n] if side.prefix is None else side.prefix for side in (self.k, self.v))
+        )
 
     def coded(self, side: SideView, first: int, last: int) -> Any:
         """Pages first .. last - 1 of a side as attention reads them; a float side has its plain rows."""

@@ -157,7 +157,15 @@ class BlockKVCache(_BaseCache):
     @property
     def state(self) -> tuple[Any, ...]:
         """Everything `from_state` needs: settings as scalars, and the arrays of both sides (None where there are none)."""
-        settings = (self.type_k, self.type_v, self.layer, self.window or 0, self.n_prefix, self.offset, self.start // PAGE)
+        settings = (
+            self.type_k,
+            self.type_v,
+            self.layer,
+            self.window or 0,
+            self.n_prefix,
+            self.offset,
+            self.start // PAGE,
+        )
         if self.sides is None:
             return settings
         dims = tuple(side.codec.head_dim for side in self.sides)
@@ -168,7 +176,13 @@ class BlockKVCache(_BaseCache):
         type_k, type_v, layer, window, n_prefix, offset, first_page, *rest = state
         if not hasattr(self, "usage"):
             BlockKVCache.__init__(self, type_k, type_v, layer=layer, window=window or None, n_prefix=n_prefix)
-        self.type_k, self.type_v, self.layer, self.window, self.n_prefix = type_k, type_v, layer, window or None, n_prefix
+        self.type_k, self.type_v, self.layer, self.window, self.n_prefix = (
+            type_k,
+            type_v,
+            layer,
+            window or None,
+            n_prefix,
+        )
         self.offset = offset
         self.sides = None
         if rest:

@@ -59,7 +59,7 @@ class _Plane:
         if end > capacity:
             extra = max(-(-(end - capacity) // self.step) * self.step, capacity // GROWTH)
             spare = mx.zeros((extra, *new.shape[1:]), dtype=new.dtype)
-            self.array = spare if self.array is None else mx.concatenate([self.array[: self.length], spare])
+            self.array = spare if self.array is None else mx.concatenate([self.array, spare])
         assert self.array is not None
         self.array[self.length : end] = new
         self.length = end

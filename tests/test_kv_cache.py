@@ -1,0 +1,246 @@
+"""The block cache keeps mlx-lm's protocol: it can be cut, saved, restored and measured, and says what it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, trim_prompt_cache
+
+from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.kv_size import LayerShape, kv_bytes
+from tqgguf.runtime import hook
+from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
+
+HEADS, DIM = 2, 64
+TYPE_PAIRS = [("turbo4", "turbo3"), ("q8_0", "q4_0"), ("turbo2", "f16"), ("f16", "f16"), ("bf16", "iq4_nl")]
+
+
+def rows(n: int, seed: int = 0) -> tuple[mx.array, mx.array]:
+    rng = np.random.default_rng(seed)
+    k, v = (mx.array(rng.standard_normal((1, HEADS, n, DIM)).astype(np.float32)) for _ in range(2))
+    return k, v
+
+
+def feed(cache: BlockKVCache, k: mx.array, v: mx.array, start: int, stop: int) -> tuple[mx.array, mx.array]:
+    return cache.update_and_fetch(k[:, :, start:stop], v[:, :, start:stop])
+
+
+def filled(n: int, type_k: str = "turbo4", type_v: str = "turbo3", step: int = 256, **settings) -> BlockKVCache:
+    cache = BlockKVCache(type_k, type_v, **settings)
+    k, v = rows(n)
+    for start in range(0, n, step):
+        feed(cache, k, v, start, min(n, start + step))
+    return cache
+
+
+def contents(cache: BlockKVCache) -> list[bytes]:
+    """Every array of the cache's state, byte by byte."""
+    assert cache.sides is not None
+    arrays = [a for side in cache.sides for a in side.arrays() if a is not None]
+    return [bytes(memoryview(np.ascontiguousarray(a.view(mx.uint8) if a.dtype == mx.bfloat16 else a))) for a in arrays]
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
+@pytest.mark.parametrize("n", [1, 127, 128, 129, 300])
+def test_a_restored_cache_continues_as_the_one_it_was_made_from(type_k: str, type_v: str, n: int) -> None:
+    cache = filled(n, type_k, type_v)
+    restored = BlockKVCache.from_state(cache.state)
+    k, v = rows(150, seed=1)
+    expected, found = (feed(c, k, v, 0, 150) for c in (cache, restored))
+    for a, b in zip(expected, found, strict=True):
+        assert np.array_equal(np.array(a.astype(mx.float32)), np.array(b.astype(mx.float32)))
+    assert contents(restored) == contents(cache)
+    assert restored.offset == n + 150
+
+
+def test_an_empty_cache_has_a_state_too() -> None:
+    restored = BlockKVCache.from_state(BlockKVCache("turbo4", "q8_0", layer=7, window=512).state)
+    assert restored.empty() and restored.size() == 0
+    assert (restored.type_k, restored.type_v, restored.layer, restored.window) == ("turbo4", "q8_0", 7, 512)
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
+def test_trimming_inside_the_tail_is_exact(type_k: str, type_v: str) -> None:
+    k, v = rows(200)
+    straight, cut = filled(150, type_k, type_v), filled(150, type_k, type_v)
+    feed(straight, k, v, 150, 155)
+    feed(straight, k, v, 155, 158)
+    feed(cut, k, v, 150, 155)
+    assert cut.trim(3) == 3 and cut.offset == 152
+    feed(cut, k, v, 152, 155)
+    feed(cut, k, v, 155, 158)
+    assert contents(cut) == contents(straight)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 299, 300])
+@pytest.mark.parametrize("type_k", ["turbo4", "q4_0", "f16"])
+def test_trimming_into_an_encoded_page_turns_its_decoded_values_into_the_tail(type_k: str, length: int) -> None:
+    cache = filled(300, type_k, "turbo3")
+    assert cache.trim(300 - length) == 300 - length
+    assert cache.offset == length
+    k, v = rows(300)
+    keys, values = feed(cache, *rows(1, seed=2), 0, 1)
+    assert keys.shape[2] == values.shape[2] == length + 1
+    for side, fetched, given in (("k", keys, k), ("v", values, v)):
+        codec = resolve_codec(type_k if side == "k" else "turbo3", DIM, side)
+        given = np.array(given)[0].astype(np.float16).astype(np.float32)
+        decoded = codec.decode(codec.encode(given))
+        exact = 256 if length > 256 else 0  # the tail of 300 tokens begins at 256 and is cut exactly
+        expected = np.concatenate([decoded[:, :exact or length], given[:, exact or length : length]], axis=1)
+        if not codec.is_float:
+            expected[:, : min(cache.n_prefix, length)] = given[:, : min(cache.n_prefix, length)]
+        expected = expected.astype(np.float16).astype(np.float32) if codec.is_float else expected
+        # decoded values pass through the f16 tail: half a unit in the last place of float16
+        np.testing.assert_allclose(np.array(fetched)[0, :, :length], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_trimming_is_clamped_to_the_length_and_refuses_negative_numbers() -> None:
+    cache = filled(10)
+    with pytest.raises(ValueError, match="expected a number of tokens >= 0, found -1"):
+        cache.trim(-1)
+    assert cache.offset == 10
+    assert cache.trim(0) == 0
+    assert cache.trim(99) == 10
+    assert cache.empty() and cache.nbytes == 0
+
+
+def test_mlx_lms_own_trim_works_on_a_prompt_cache() -> None:
+    caches = [filled(140), filled(140)]
+    assert trim_prompt_cache(caches, 20) == 20
+    assert [c.offset for c in caches] == [120, 120]
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
+def test_a_window_frees_pages_and_keeps_what_the_next_query_sees(type_k: str, type_v: str) -> None:
+    cache = filled(1000, type_k, type_v, window=200)
+    assert cache.start == (1000 - 200 + 1) // 128 * 128
+    assert not cache.is_trimmable()
+    keys, _ = feed(cache, *rows(1, seed=3), 0, 1)
+    assert keys.shape[2] == 1001 - 768
+    with pytest.raises(ValueError, match="layer 0 holds tokens from 768 on and cannot go back to 900"):
+        cache.trim(101)
+    assert cache.offset == 1001
+    assert cache.trim(1) == 1
+    assert cache.nbytes < filled(1000, type_k, type_v).nbytes / 2
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
+@pytest.mark.parametrize("n", [2047, 2048])
+def test_allocated_bytes_follow_the_designs_formula(type_k: str, type_v: str, n: int) -> None:
+    cache = filled(n, type_k, type_v)
+    formula = kv_bytes([LayerShape(HEADS, DIM, DIM)], type_k, type_v, n, cache.n_prefix) - 4 * n
+    assert abs(cache.nbytes / formula - 1) <= 0.03
+
+
+def test_the_formula_counts_pages_tail_prefix_windows_and_token_ids() -> None:
+    full, window = LayerShape(2, 64, 128), LayerShape(2, 64, 128, window=200)
+    # turbo4 at 64: 34 bytes a head vector; turbo3 at 128: 50. 300 tokens: 2 pages, 44 tail tokens, 4 exact ones
+    blocks = 2 * 128 * 2 * (34 + 50)
+    floats = (44 + 4) * 2 * (64 + 128) * 2
+    assert kv_bytes([full], "turbo4", "turbo3", 300, 4) == blocks + floats + 4 * 300
+    # with a window of 200, a query at 1000 sees 801 .. 1000: pages 6 (768) and the tail from 896 on
+    assert kv_bytes([window], "turbo4", "turbo3", 1000, 4) == 128 * 2 * (34 + 50) + 104 * 2 * 192 * 2 + 4000
+    assert kv_bytes([full, full], "f16", "f16", 300, 0) == 2 * 300 * 2 * 192 * 2 + 1200
+
+
+def test_appending_a_page_does_not_copy_the_planes_while_no_handle_lives() -> None:
+    # mlx donates the buffer of a slice update if nobody else holds it; a copy would have another address
+    cache = filled(128 * 40)  # far enough for spare capacity of a page or more
+    k, v = rows(128)
+    moved = 0
+    for _ in range(8):
+        side = cache.sides[0]
+        mx.eval(side.codes.array)
+        before = (side.codes.array.shape, np.asarray(side.codes.array).ctypes.data)
+        feed(cache, k, v, 0, 128)
+        mx.eval(side.codes.array)
+        after = (side.codes.array.shape, np.asarray(side.codes.array).ctypes.data)
+        moved += before != after and before[0] == after[0]
+    assert moved == 0
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
+@pytest.mark.parametrize("window", [None, 100])
+def test_whoever_computes_with_the_returned_arrays_gets_the_dequantised_values(
+    type_k: str, type_v: str, window: int | None
+) -> None:
+    # one token at a time the fallback is the same attention: blocks, exact prefix and tail at their places
+    cache = filled(300, type_k, type_v, window=window)
+    q = mx.array(np.random.default_rng(4).standard_normal((1, HEADS * 3, 1, DIM)).astype(np.float32))
+    mask = cache.make_mask(1)
+    keys, values = feed(cache, *rows(1, seed=3), 0, 1)
+    fallback = mx.fast.scaled_dot_product_attention(q, keys, values, scale=0.125, mask=mask)
+    attended = hook.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.125, mask=mask)
+    np.testing.assert_allclose(np.array(fallback), np.array(attended), atol=2e-5)
+
+
+def test_masks_are_only_made_where_they_are_needed() -> None:
+    cache = filled(300)
+    assert cache.make_mask(1) is None
+    assert cache.make_mask(5) == "causal"
+    assert cache.make_mask(5, window_size=400) == "causal"
+    assert cache.make_mask(5, window_size=100).shape == (5, 305)
+    assert cache.make_mask(5, return_array=True).shape == (5, 305)
+    windowed = filled(300, window=100)
+    assert windowed.make_mask(1).shape == (1, 301 - windowed.start)
+
+
+def test_a_batch_of_two_is_refused() -> None:
+    with pytest.raises(RequestError, match="expected batch size 1, found 2"):
+        BlockKVCache().update_and_fetch(mx.zeros((2, 1, 4, 64)), mx.zeros((2, 1, 4, 64)))
+
+
+def test_a_head_size_that_a_type_cannot_hold_is_refused_with_layer_and_side() -> None:
+    with pytest.raises(RequestError, match=r"layer 5, V: cache type turbo3 cannot hold head_dim 80"):
+        BlockKVCache("f16", "turbo3", layer=5).update_and_fetch(mx.zeros((1, 1, 4, 80)), mx.zeros((1, 1, 4, 80)))
+
+
+def test_values_that_are_not_finite_are_refused_and_huge_ones_clamped() -> None:
+    cache = BlockKVCache("turbo4", "turbo4")
+    huge = mx.full((1, 1, 128, 64), 1e6)
+    keys, _ = cache.update_and_fetch(huge, huge)
+    assert float(mx.abs(keys).max()) == 65504.0
+    bad = mx.full((1, 1, 128, 64), float("nan"))
+    with pytest.raises(Exception, match="only finite"):
+        cache.update_and_fetch(bad, bad)
+
+
+@pytest.mark.parametrize("n_prefix", [-1, 129])
+def test_the_exact_prefix_is_at_most_a_page(n_prefix: int) -> None:
+    with pytest.raises(RequestError, match="expected 0 to 128 tokens"):
+        BlockKVCache("turbo4", "turbo4", n_prefix=n_prefix)
+
+
+@pytest.mark.parametrize("n_prefix", [0, 1, 128])
+def test_any_exact_prefix_up_to_a_page_stays_in_f16(n_prefix: int) -> None:
+    cache = filled(200, n_prefix=n_prefix)
+    k, _ = rows(200)
+    keys, _ = feed(cache, *rows(1, seed=3), 0, 1)
+    exact = np.array(k).astype(np.float16).astype(np.float32)
+    same = (np.array(keys)[0, :, :128] == exact[0, :, :128]).all(axis=(0, 2))
+    assert same[:n_prefix].all() and not same[n_prefix:].any()
+
+
+class Recurrent:
+    """A model whose layers want three kinds of cache."""
+
+    layers = [None] * 3
+
+    def make_cache(self) -> list:
+        return [KVCache(), RotatingKVCache(max_size=300), ArraysCache(2)]
+
+
+def test_full_and_sliding_layers_get_block_caches_and_other_kinds_stay() -> None:
+    caches = make_prompt_cache(Recurrent(), "turbo4", "turbo3")
+    assert [type(c) for c in caches] == [BlockKVCache, BlockKVCache, ArraysCache]
+    assert [c.window for c in caches[:2]] == [None, 300]
+    assert caches[0].usage is caches[1].usage
+
+
+def test_an_unknown_cache_type_is_refused_with_the_list_and_the_nearest_name() -> None:
+    with pytest.raises(RequestError, match=r"turbo5.*did you mean 'turbo[234]'\?.*q8_0"):
+        make_prompt_cache(SimpleNamespace(layers=[None]), "turbo5", "f16")
