@@ -30,7 +30,6 @@ def _byte_letters() -> dict[str, int]:
 BYTE_LETTERS = _byte_letters()
 SURROGATE = re.compile("[\ud800-\udfff]")
 GEMMA = "gemma4"  # a tokenizer model that implies its pre-tokenizer
-UNKNOWN_LETTER = "\0unknown"
 _LINES = re.compile(r"[^\n]+|\n+")
 
 
@@ -45,14 +44,16 @@ class BpeModel:
         self._row = row
         self.add_bos, self.requires_bos = row.add_bos, row.requires_bos
         ids = _spellable(vocabulary.ids)
-        merges = _read_merges(metadata, ids)
-        # A letter without a token must stand in the way of merges, and then vanish: it gets an id past the end.
-        complete = row.spelt_out or ids.keys() >= BYTE_LETTERS.keys()
-        self._unknown = None if complete else UNKNOWN_LETTER
-        if self._unknown is not None:
-            ids = {**ids, self._unknown: len(vocabulary)}
-        merger = BPE(ids, merges, unk_token=self._unknown, ignore_merges=row.ignore_merges, byte_fallback=row.spelt_out)
-        self._merger = Backend(merger)
+        merges = _read_merges(metadata)
+        # Merges may go through strings that are no tokens, and a letter without a token stands in the way of merges:
+        # such strings get ids past the end, which `encode` takes apart.
+        letters = () if row.spelt_out else BYTE_LETTERS
+        pieces = {piece for left, right in merges for piece in (left, right, left + right)}.union(letters)
+        strays = sorted(pieces - ids.keys())
+        self._parts = {len(vocabulary) + n: self._take_apart(stray) for n, stray in enumerate(strays)}
+        if strays:
+            ids = ids | dict(zip(strays, self._parts, strict=True))
+        self._merger = Backend(BPE(ids, merges, ignore_merges=row.ignore_merges, byte_fallback=row.spelt_out))
         if not row.spelt_out:
             self._merger.pre_tokenizer = build_pre_tokenizer(row)
         self.backend: Backend | None = self._merger
@@ -60,14 +61,25 @@ class BpeModel:
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Token ids of plain text; `after_special` makes no difference here."""
         if self._row.spelt_out:
-            return [i for line in _LINES.findall(text.replace(" ", SPACE)) for i in self._encode_line(line)]
-        ids: list[int] = self._merger.encode(text, add_special_tokens=False).ids
-        return ids if self._unknown is None else [i for i in ids if i < len(self._vocabulary)]
+            ids = [i for line in _LINES.findall(text.replace(" ", SPACE)) for i in self._encode_line(line)]
+        else:
+            ids = self._merger.encode(text, add_special_tokens=False).ids
+        if not self._parts:
+            return ids
+        return [part for i in ids for part in self._parts.get(i, (i,))]
 
     def _encode_line(self, line: str) -> list[int]:
         if self._row.whole_newlines and line[0] == "\n" and line in self._vocabulary.ids:
             return [self._vocabulary.ids[line]]
         return self._merger.encode(line, add_special_tokens=False).ids
+
+    def _take_apart(self, stray: str) -> tuple[int, ...]:
+        """Ids that stand for a string that is no token: those of its bytes, as far as llama.cpp finds any."""
+        if self._row.spelt_out:
+            names = [f"<0x{byte:02X}>" for byte in stray.encode()]
+        else:
+            names = [letter for letter in stray if letter.isascii()]
+        return tuple(self._vocabulary.ids[name] for name in names if name in self._vocabulary.ids)
 
     def normal_bytes(self, text: str) -> bytes:
         """The bytes that a normal token, spelt `text` in the vocabulary, stands for."""
@@ -106,17 +118,15 @@ def _spellable(ids: dict[str, int]) -> dict[str, int]:
     return ids
 
 
-def _read_merges(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def _read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = read_strings(metadata, "merges")
     if lines is None:
-        raise FormatError(f"{PREFIX}merges: expected the merges of a gpt2 tokenizer, found none")
+        raise FormatError(f"{PREFIX}merges: expected the merges of a BPE tokenizer, found none")
     merges: dict[tuple[str, str], None] = {}  # the first of equal merges decides the rank
     for index, line in enumerate(lines):
         at = line.find(" ", 1)  # a space may itself be the left part
         left, right = line[:at], line[at + 1 :]
         if at < 0 or not right:
-            raise FormatError(f"{PREFIX}merges: expected two tokens and a space between, found {line!r} at {index}")
-        # A merge is of no use when its result is no token; llama.cpp merges and then takes the result apart.
-        if left + right in ids and left in ids and right in ids:
-            merges[left, right] = None
+            raise FormatError(f"{PREFIX}merges: expected two pieces and a space between, found {line!r} at {index}")
+        merges[left, right] = None
     return list(merges)
