@@ -16,157 +16,25 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tqgguf.formats.errors import RequestError, TqggufError
+from tqgguf.runtime.sampling_params import (
+    DEFAULT_SAMPLERS,
+    MAX_SEED,
+    SMALLEST_FLOAT32,
+    SamplingParams,
+    sampler_names,
+)
 
-DEFAULT_SAMPLERS = (
-    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
-)  # fmt: skip
-"""Order of the stages. `dry` is accepted and does nothing, as in llama.cpp while its multiplier is 0."""
-
-SAMPLER_LETTERS = {
-    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
-    "x": "xtc", "t": "temperature",
-}  # fmt: skip
-"""The one-letter names that `--sampler-seq` takes."""
-
-_OTHER_NAMES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
-_MAX_SEED = 2**32 - 1  # llama.cpp's LLAMA_DEFAULT_SEED, which stands for "pick one"; -1 wraps to it there
-
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)  # llama.cpp parses these flags as float32; with it as the bound,
-_SMALLEST_FLOAT32 = float(np.finfo(np.float32).tiny)  # no step of the chain can overflow float64
+__all__ = ["DEFAULT_SAMPLERS", "Sampler", "SamplingParams", "sampler_names"]
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class _Range:
-    flag: str
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-
-    def allows(self, value: float) -> bool:
-        low = _SMALLEST_FLOAT32 if self.open_low else max(self.low, -_LARGEST_FLOAT32)
-        return low <= value <= min(self.high, _LARGEST_FLOAT32)  # false for NaN
-
-    def __str__(self) -> str:
-        if self.low == -math.inf:
-            return "a finite number"
-        if self.high == math.inf:
-            return f"a finite number {'above' if self.open_low else 'of at least'} {self.low:g}"
-        return f"a number from {self.low:.10g} to {self.high:.10g}"
-
-
-_RANGES: dict[str, _Range] = {
-    "temp": _Range("--temp"),
-    "top_p": _Range("--top-p", 0, 1),
-    "min_p": _Range("--min-p", 0, 1),
-    "typical_p": _Range("--typical", 0, 1),
-    "top_n_sigma": _Range("--top-nsigma"),
-    "xtc_probability": _Range("--xtc-probability", 0, 1),
-    "xtc_threshold": _Range("--xtc-threshold", 0, 1),
-    "dynatemp_range": _Range("--dynatemp-range", 0),
-    "dynatemp_exp": _Range("--dynatemp-exp", 0),
-    "repeat_penalty": _Range("--repeat-penalty", 0, open_low=True),
-    "frequency_penalty": _Range("--frequency-penalty"),
-    "presence_penalty": _Range("--presence-penalty"),
-    "top_k": _Range("--top-k", -(2**31), 2**31 - 1),
-    "repeat_last_n": _Range("--repeat-last-n", 0, 2**31 - 1),
-    "seed": _Range("--seed", -1, _MAX_SEED),
-}
-_WHOLE_NUMBERS = ("top_k", "repeat_last_n", "seed")
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """What llama.cpp's sampling flags say, with its defaults. RequestError names the flag, the value and the range."""
-
-    temp: float = 0.8
-    """Divides the logits. 0 or less: the most likely token (lowest id among equals)."""
-    top_k: int = 40
-    """Keep the k most likely tokens. 0 or less: all."""
-    top_p: float = 0.95
-    """Keep the smallest set of likeliest tokens whose probability reaches this. 1: all."""
-    min_p: float = 0.05
-    """Keep tokens at least this times as likely as the likeliest. 0: all."""
-    typical_p: float = 1.0
-    """Keep the tokens closest to the distribution's entropy until their probability exceeds this. 1: all."""
-    top_n_sigma: float = -1.0
-    """Keep tokens within this many standard deviations of the largest logit. 0 or less: all."""
-    xtc_probability: float = 0.0
-    """Chance, per draw, of dropping every token of at least `xtc_threshold` but the least likely of them. 0: never."""
-    xtc_threshold: float = 0.1
-    """See `xtc_probability`. Above 0.5: never."""
-    dynatemp_range: float = 0.0
-    """The temperature varies between temp - this and temp + this with the entropy. 0: fixed."""
-    dynatemp_exp: float = 1.0
-    """Exponent on the normalised entropy, see `dynatemp_range`."""
-    repeat_penalty: float = 1.0
-    """Divides positive logits of recent tokens, multiplies negative ones. 1: none."""
-    repeat_last_n: int = 64
-    """How many accepted tokens count as recent, for all three penalties. 0: none."""
-    frequency_penalty: float = 0.0
-    """Subtracted once per occurrence among the recent tokens."""
-    presence_penalty: float = 0.0
-    """Subtracted from every recent token."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, amount added to its logit); -inf bans the token."""
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    """The stages, in order: a selection of DEFAULT_SAMPLERS."""
-    seed: int = -1
-    """0 to 4294967294; -1 (or 4294967295, as in llama.cpp) picks one, which `Sampler.seed` then reports."""
-
-    def __post_init__(self) -> None:
-        for name, allowed in _RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE_NUMBERS else (int, float)):
-                kind = "a whole number" if name in _WHOLE_NUMBERS else "a number"
-                raise RequestError(f"{allowed.flag}: expected {kind}, found {value!r}")
-            if not allowed.allows(value):
-                raise RequestError(f"{allowed.flag}: expected {allowed}, found {value}")
-        for token, amount in self.logit_bias:
-            if token < 0 or not (abs(amount) <= _LARGEST_FLOAT32 or amount == -math.inf):
-                raise RequestError(
-                    f"--logit-bias: expected a token id from 0 and a finite amount or -inf, found {token}{amount:+g}"
-                )
-        for stage in self.samplers:
-            if stage not in DEFAULT_SAMPLERS:
-                raise RequestError(f"--samplers: expected some of {', '.join(DEFAULT_SAMPLERS)}, found {stage!r}")
-            if self.samplers.count(stage) > 1:
-                raise RequestError(f"--samplers: expected each stage at most once, found {stage} twice")
-
-    def banning(self, token_ids: Iterable[int]) -> SamplingParams:
-        """The same parameters, with these tokens never chosen (what --ignore-eos does to end-of-generation tokens)."""
-        return replace(self, logit_bias=self.logit_bias + tuple((int(token), -math.inf) for token in token_ids))
-
-
-def sampler_names(text: str, *, letters: bool = False) -> tuple[str, ...]:
-    """Stages named as `--samplers` takes them ("top_k;temperature") or, with `letters`, as `--sampler-seq` does ("kt").
-
-    Unlike llama.cpp, which skips what it does not know with a warning, an unknown name raises RequestError.
-    """
-    if letters:
-        unknown = sorted(set(text) - SAMPLER_LETTERS.keys())
-        if unknown:
-            known = ", ".join(f"{letter} {name}" for letter, name in SAMPLER_LETTERS.items())
-            raise RequestError(f"--sampler-seq: expected letters of {known}; found {unknown[0]!r}")
-        return tuple(SAMPLER_LETTERS[letter] for letter in text)
-    spellings = {name.replace("_", mark): name for name in DEFAULT_SAMPLERS for mark in ("_", "-", "")} | _OTHER_NAMES
-    names = []
-    for word in filter(None, text.split(";")):
-        if word not in spellings:
-            raise RequestError(
-                f"--samplers: expected names out of {';'.join(DEFAULT_SAMPLERS)} (semicolons between), found {word!r}"
-            )
-        names.append(spellings[word])
-    return tuple(names)
 
 
 @dataclass
@@ -223,8 +91,8 @@ class Sampler:
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
-        picks = params.seed in (-1, _MAX_SEED)
-        self.seed = int.from_bytes(os.urandom(4), "little") % _MAX_SEED if picks else params.seed
+        picks = params.seed in (-1, MAX_SEED)
+        self.seed = int.from_bytes(os.urandom(4), "little") % MAX_SEED if picks else params.seed
         self._bits = np.random.PCG64(self.seed)
         self._recent: deque[int] = deque(maxlen=params.repeat_last_n)
         self._penalises = params.repeat_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
@@ -366,7 +234,7 @@ class Sampler:
             p = p[p > 0]
             normalised = max(0.0, float(-np.sum(p * np.log(p))) / math.log(left.ids.size))
             temp = low + (high - low) * normalised**self.params.dynatemp_exp
-        if temp < _SMALLEST_FLOAT32:
+        if temp < SMALLEST_FLOAT32:
             best = np.flatnonzero(left.logits == left.logits.max())
             left.take(best[[int(np.argmin(left.ids[best]))]], descending=True)
         else:

@@ -1,0 +1,1 @@
+"""The command line: one module per verb. Parses, prints, sets the exit status; no arithmetic, no MLX at import."""

@@ -1,0 +1,173 @@
+"""Reading an argument vector as llama-completion does, by the table in `llama_flags`.
+
+What comes out is an argument vector for typer that holds implemented flags only, each under its first long spelling,
+with the environment folded in. Accepted flags have become notices; refused, unknown and misspelled ones are errors.
+The kinds of all values (integer, number, words) are checked here, their ranges by whoever uses them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tqgguf.cli.llama_flags import FLAGS, SWITCH, SWITCH_OR_AUTO, Fate, Flag
+from tqgguf.formats.errors import RequestError
+
+_ON = ("on", "enabled", "true", "1")
+_OFF = ("off", "disabled", "false", "0")
+_AUTO = ("auto", "-1")
+_SPELLED: dict[str, Flag] = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
+_ENDS_PARSING = ("--help", "--version")
+_STDIN = "-"
+
+
+@dataclass(frozen=True)
+class SortedArguments:
+    """`argv`: implemented flags and their values, for typer. `notices`: one line each, for stderr."""
+
+    argv: list[str]
+    notices: tuple[str, ...]
+    given: frozenset[str]
+    """First long spellings of the implemented flags that the command line or the environment sets."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One occurrence. `spelled`: as the user wrote it, or the environment variable's name."""
+
+    flag: Flag
+    spelled: str
+    values: tuple[str, ...]
+    positive: bool = True
+
+
+def sort_arguments(argv: Iterable[str], env: Mapping[str, str]) -> SortedArguments:
+    """Sort `argv` (without the program's and the verb's name) by what becomes of each flag.
+
+    As in llama.cpp: a flag takes the next arguments whatever they look like, underscores in long names count as dashes,
+    the last of several occurrences counts, the command line overrides `LLAMA_ARG_*` variables. Beyond it:
+    `name=value`, and a lone `-` for `--file -`. RequestError for a refused or unknown flag, a missing value, a value
+    of another kind.
+    """
+    on_line = list(_occurrences(list(argv)))
+    if on_line and on_line[-1].flag.name in _ENDS_PARSING:
+        return SortedArguments([on_line[-1].flag.name], (), frozenset())
+    subjects = {given.flag.subject for given in on_line}
+    from_env = [given for given in _from_environment(env) if given.flag.subject not in subjects]
+    notices: list[str] = []
+    kept: dict[str, list[_Given]] = {}
+    for given in [*from_env, *on_line]:
+        if given.flag.fate is Fate.REFUSED:
+            if given.flag.harmless is not None and float(given.values[0]) == given.flag.harmless:
+                continue
+            raise RequestError(f"{given.spelled} is refused: {given.flag.note}")
+        before = kept.setdefault(given.flag.subject, [])
+        if before and not given.flag.repeatable:
+            notices.append(f"{given.spelled} replaces the earlier {before.pop().spelled}")
+        before.append(given)
+    argv_out: list[str] = []
+    names: set[str] = set()
+    for given in (given for group in kept.values() for given in group):
+        if given.flag.fate is Fate.ACCEPTED:
+            notices.append(f"{' '.join((given.spelled, *given.values))}: no effect here, {given.flag.note}")
+        else:
+            argv_out += [given.flag.name if given.positive else given.flag.negative, *_plain(given)]
+            names.add(given.flag.name)
+    return SortedArguments(argv_out, tuple(dict.fromkeys(notices)), frozenset(names))
+
+
+def _occurrences(rest: list[str]) -> Iterable[_Given]:
+    """Every flag on the line in order, ending early at --help or --version."""
+    while rest:
+        word = rest.pop(0)
+        if word == _STDIN:
+            word = "--file=-"
+        name, equals, value = word.partition("=")
+        spelled = name.replace("_", "-") if name.startswith("--") else name
+        flag = _SPELLED.get(spelled)
+        if flag is None:
+            raise RequestError(_unknown(word, spelled))
+        values = [value] if equals else []
+        if len(values) > len(flag.takes):
+            raise RequestError(f"{spelled} takes no value, found {word!r}")
+        while len(values) < len(flag.takes):
+            if not rest:
+                raise RequestError(f"{spelled}: expected a value after it ({' '.join(flag.takes)}), found the end")
+            values.append(rest.pop(0))
+        given = _Given(flag, spelled, tuple(values), spelled in flag.names)
+        _check_values(given)
+        yield given
+        if flag.name in _ENDS_PARSING:
+            return
+
+
+def _from_environment(env: Mapping[str, str]) -> Iterable[_Given]:
+    """What LLAMA_ARG_* variables set. A flag that can be switched off also has the variable LLAMA_ARG_NO_*."""
+    for flag in FLAGS:
+        if flag.env is None:
+            continue
+        opposite = flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
+        if flag.negatives and opposite in env:
+            yield _Given(flag, opposite, (), positive=False)
+        elif flag.env in env:
+            value = env[flag.env]
+            if flag.takes:
+                given = _Given(flag, flag.env, (value,))
+                _check_values(given)
+                yield given
+            elif flag.negatives:
+                yield _Given(flag, flag.env, (), positive=_word(flag.env, value, SWITCH) == "on")
+            elif value in _ON:
+                yield _Given(flag, flag.env, ())
+
+
+def _unknown(word: str, spelled: str) -> str:
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r}; a prompt goes after -p, a file with one after -f"
+    alike = [name for name in _SPELLED if name.startswith("--") == spelled.startswith("--")]
+    works = [name for name in alike if _SPELLED[name].fate is Fate.IMPLEMENTED]
+    near = (
+        [name for name in works if name.startswith(spelled)]
+        or difflib.get_close_matches(spelled, works, n=1)
+        or difflib.get_close_matches(spelled, alike, n=1)
+    )
+    hint = f", did you mean {near[0]}?" if near else ";"
+    return f"unknown flag {word}{hint} `tqgguf run --help` lists all"
+
+
+def _word(spelled: str, value: str, kind: str) -> str:
+    """The word of `kind` that the value stands for; on, off and auto have llama.cpp's other spellings."""
+    if kind in (SWITCH, SWITCH_OR_AUTO):
+        for word, spellings in (("on", _ON), ("off", _OFF), ("auto", _AUTO)):
+            if value in spellings and word in kind.split("|"):
+                return word
+    elif value in kind.split("|"):
+        return value
+    raise RequestError(f"{spelled}: expected {kind.replace('|', ', ')}, found {value!r}")
+
+
+def _check_values(given: _Given) -> None:
+    for kind, value in zip(given.flag.takes, given.values, strict=True):
+        if kind == "integer":
+            if not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
+                raise RequestError(f"{given.spelled}: expected a whole number, found {value!r}")
+        elif kind == "number":
+            try:
+                number = float(value)
+            except ValueError:
+                number = math.nan
+            if math.isnan(number):
+                raise RequestError(f"{given.spelled}: expected a number, found {value!r}")
+        elif kind != "text":
+            _word(given.spelled, value, kind)
+
+
+def _plain(given: _Given) -> list[str]:
+    """The values as typer is to see them: words in their one spelling."""
+    return [
+        value if kind in ("integer", "number", "text") else _word(given.spelled, value, kind)
+        for kind, value in zip(given.flag.takes, given.values, strict=True)
+    ]

@@ -1,0 +1,106 @@
+"""The program `tqgguf`: its verbs, and how every one of them ends.
+
+An error is one line on stderr; the exit status says whose fault it is: 1 the input's, 2 the request's. Ctrl-C gives
+130, a reader that closed the pipe 141, both quietly. A traceback is shown with --debug only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tqgguf.cli.run import RunCommand, run
+from tqgguf.cli.version import print_version
+from tqgguf.formats.errors import TqggufError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
+
+
+class QuietGroup(TyperGroup):
+    """Ends a verb quietly on Ctrl-C and on a closed pipe."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _let_stdout_go()
+            raise typer.Exit(PIPE_CLOSED) from None
+
+
+app = typer.Typer(
+    cls=QuietGroup,
+    add_completion=False,
+    rich_markup_mode=None,  # rich's panels are unreadable at 80 columns, and take 0.2 s to import
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+    context_settings=HELP_NAMES,
+)
+app.command("run", cls=RunCommand, context_settings=HELP_NAMES)(run)
+
+
+@app.callback()
+def tqgguf(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version)
+    ] = False,
+) -> None:
+    """GGUF models with a compressed KV cache: run them, and keep, convert and check their caches."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line (`sys.argv` without the program's name by default) and return the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
+    try:
+        status = typer.main.get_command(app).main(arguments, prog_name="tqgguf", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except TqggufError as error:
+        if debug:
+            raise
+        return _fail(str(error), error.exit_status)
+    except typer.TyperException as error:  # a value out of range, a missing verb
+        return _fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _let_stdout_go()
+        return PIPE_CLOSED
+    except OSError as error:  # a full disk behind stdout; files that cannot be opened are errors of their own
+        if debug:
+            raise
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
+    except MemoryError:
+        if debug:
+            raise
+        return _fail("out of memory; a smaller -c or a smaller cache type needs less", 1)
+    except Exception as error:
+        if debug:
+            raise
+        return _fail(f"{type(error).__name__}: {error} (a defect of tqgguf; --debug shows where)", 1)
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"tqgguf: error: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _let_stdout_go() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush cannot fail on the closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""From a RunRequest to the texts of the conversation: prompt files, standard input, escapes, chat turns.
+
+Follows llama-completion: -f loses one newline at its end, escapes are processed in prompts (files included), in reverse
+prompts and in chat input, but not in system prompts. Where it differs, a chat goes on after an answer to -p or -f only
+with -cnv, and a prompt can come through a pipe.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from tqgguf.cli.run_request import RunRequest
+from tqgguf.formats.errors import FormatError, RequestError
+
+_STDIN = "-"
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All text that a request starts from."""
+
+    prompt: str | None
+    """The first message, or the text to continue. None: the first message comes from a chat turn."""
+    system_prompt: str | None
+    chat_template: str | None
+    """Jinja source that replaces the model's."""
+    reverse_prompts: tuple[str, ...]
+    chats_on: bool
+    """Read further messages from standard input after the first answer (or before it, without a prompt)."""
+    notices: tuple[str, ...] = ()
+
+
+def read_texts(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) -> Texts:
+    """Read what the request names. RequestError if there is no prompt where one is needed or a file cannot be read."""
+    prompt, source = _read_prompt(request, stdin, stdin_is_terminal)
+    notices: tuple[str, ...] = ()
+    if prompt and request.escape:
+        processed = process_escapes(prompt, source)
+        if processed != prompt and source != "-p":
+            notices = (f"{source}: backslash escapes were processed, as llama.cpp does; --no-escape keeps the text",)
+        prompt = processed
+    system_prompt = request.system_prompt
+    if request.system_prompt_file is not None:
+        system_prompt = _without_last_newline(_read_text("-sysf", request.system_prompt_file, stdin))
+    if system_prompt and request.conversation is False:
+        notices += ("the system prompt has no effect with -no-cnv",)
+    template = request.chat_template
+    if request.chat_template_file is not None:
+        template = _read_text("--chat-template-file", request.chat_template_file, stdin)
+    reverse_prompts = request.reverse_prompts
+    if request.escape:
+        reverse_prompts = tuple(process_escapes(text, "-r") for text in reverse_prompts)
+    return Texts(
+        prompt=prompt or None,
+        system_prompt=system_prompt or None,
+        chat_template=template or None,
+        reverse_prompts=tuple(filter(None, reverse_prompts)),
+        chats_on=not prompt or (request.conversation is True and not request.single_turn),
+        notices=notices,
+    )
+
+
+def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) -> Iterator[str]:
+    """The user's messages, one per iteration, until the input ends. Empty messages are passed over.
+
+    A terminal sees "> " on stderr. With -st there is one message.
+    """
+    while True:
+        if stdin_is_terminal:
+            print("\n> ", end="", file=sys.stderr, flush=True)
+        message = _read_message(stdin, request.multiline_input)
+        if message is None:
+            return
+        if not message.strip():
+            continue
+        yield process_escapes(message, "the message") if request.escape else message
+        if request.single_turn:
+            return
+
+
+def process_escapes(text: str, source: str) -> str:
+    r"""Replace \n \r \t \' \" \\ and \xHH (a byte) as llama.cpp does; any other backslash stays.
+
+    Raises RequestError, naming `source`, if the bytes no longer are UTF-8.
+    """
+
+    def replaced(found: re.Match[bytes]) -> bytes:
+        what = found[1]
+        return bytes([int(what[1:], 16)]) if len(what) == 3 else _ESCAPES.get(what, found[0])
+
+    try:
+        return _ESCAPE.sub(replaced, text.encode("utf-8")).decode("utf-8")
+    except UnicodeError as error:
+        raise RequestError(f"{source}: expected UTF-8 text, found otherwise after its escapes: {error}") from None
+
+
+def _read_prompt(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) -> tuple[str | None, str]:
+    """The prompt, if there is one, with what to call it in a message."""
+    if request.binary_file is not None:
+        return _read_text("-bf", request.binary_file, stdin), f"-bf {request.binary_file}"
+    if request.prompt_file is not None:
+        text = _read_text("-f", request.prompt_file, stdin)
+        return _without_last_newline(text), f"-f {request.prompt_file}"
+    if request.prompt:
+        return _checked("-p", request.prompt), "-p"
+    if request.conversation is True or (stdin_is_terminal and request.conversation is None):
+        return None, "-p"
+    if stdin_is_terminal:
+        raise RequestError("-no-cnv: expected a text to continue, found none; give it with -p or -f, or pipe it in")
+    text = _without_last_newline(_read_text("stdin", _STDIN, stdin))
+    if not text:
+        raise RequestError("expected a prompt, found none; give it with -p or -f, or pipe it in")
+    return text, "stdin"
+
+
+def _checked(source: str, text: str) -> str:
+    """An argument that is not UTF-8 arrives with surrogates in it."""
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{source}: expected UTF-8 text, found another byte at character {error.start}"
+            ) from None
+    return text
+
+
+def _read_text(flag: str, name: str, stdin: BinaryIO) -> str:
+    where = "stdin" if name == _STDIN else name
+    try:
+        if name == _STDIN:
+            data = stdin.read()
+        else:
+            with open(name, "rb") as file:
+                data = file.read()
+    except OSError as error:
+        raise RequestError(f"{flag} {name}: {error.strerror or error}") from None
+    return _decoded(where, data)
+
+
+def _decoded(where: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{where}: expected UTF-8 text, found byte 0x{data[error.start]:02x}; convert the file to UTF-8",
+            offset=error.start,
+        ) from None
+
+
+def _without_last_newline(text: str) -> str:
+    return text.removesuffix("\n")
+
+
+def _read_message(stdin: BinaryIO, multiline: bool) -> str | None:
+    """One message without its last newline. A backslash at a line's end continues it, or with `multiline` ends it."""
+    lines: list[str] = []
+    while data := stdin.readline():
+        line = _decoded("stdin", data).rstrip("\r\n")
+        marked = line.endswith("\\")
+        lines.append(line[:-1] if marked else line)
+        if marked == multiline:
+            break
+    return "\n".join(lines) if lines else None

@@ -1,0 +1,299 @@
+"""`tqgguf run`: its options, as typer shows and parses them.
+
+Flags that this verb does not implement never reach typer: `RunCommand` sorts the argument vector by the table in
+`llama_flags` first. Each parameter below bears the name of the field it fills in RunRequest or SamplingParams.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from tqgguf.cli.arguments import SortedArguments, sort_arguments
+from tqgguf.cli.run_request import RunRequest
+from tqgguf.cli.version import print_version
+from tqgguf.formats.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.sampling_params import SamplingParams, sampler_names
+
+_DEFAULT = RunRequest()
+_SAMPLING = SamplingParams()
+_SORTED = "tqgguf.sorted_arguments"
+_SWITCH: dict[str, bool | None] = {"on": True, "off": False, "auto": None}
+_TYPES = ", ".join(CACHE_TYPE_NAMES)
+
+_MODEL, _PROMPT, _CHAT, _KV, _OUT = "Model and evaluation", "Prompt", "Chat", "KV cache", "Output"
+_SAMPLE = "Sampling (as in llama.cpp)"
+
+
+class RunCommand(TyperCommand):
+    """A typer command that takes llama-completion's whole command line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = sort_arguments(args, os.environ)
+        ctx.meta[_SORTED] = given
+        return super().parse_args(ctx, list(given.argv))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options of --help under their headings."""
+        headed: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                headed.setdefault(getattr(param, "rich_help_panel", None) or _OUT, []).append(record)
+        for heading, records in headed.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _option(heading: str, help: str, *names: str, metavar: str = "N", **more: Any) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=heading, **more)
+
+
+def run(
+    ctx: typer.Context,
+    # model and evaluation
+    model: Annotated[
+        str | None,
+        _option(
+            _MODEL,
+            "GGUF file (any shard), or an MLX model folder. Default: the embedded model.",
+            "-m",
+            "--model",
+            metavar="PATH",
+        ),
+    ] = None,
+    n_ctx: Annotated[
+        int, _option(_MODEL, "Tokens of context; 0: the model's own.", "-c", "--ctx-size")
+    ] = _DEFAULT.n_ctx,
+    n_predict: Annotated[
+        int,
+        _option(
+            _MODEL,
+            "Tokens to generate; -1: until the model ends, -2: until the context is full.",
+            "-n",
+            "--predict",
+            "--n-predict",
+        ),
+    ] = _DEFAULT.n_predict,
+    n_batch: Annotated[int, _option(_MODEL, "Upper bound on -ub.", "-b", "--batch-size")] = _DEFAULT.n_batch,
+    n_ubatch: Annotated[
+        int,
+        _option(_MODEL, "Prompt tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size"),
+    ] = _DEFAULT.n_ubatch,
+    threads: Annotated[
+        int, _option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")
+    ] = _DEFAULT.threads,
+    # KV cache
+    type_k: Annotated[
+        str, _option(_KV, f"Cache type of K: {_TYPES}.", "-ctk", "--cache-type-k", metavar="TYPE")
+    ] = _DEFAULT.type_k,
+    type_v: Annotated[
+        str, _option(_KV, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
+    ] = _DEFAULT.type_v,
+    flash_attention: Annotated[
+        str,
+        _option(_KV, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
+    ] = _DEFAULT.flash_attention,
+    exact_prefix: Annotated[
+        int | None,
+        _option(_KV, "First tokens kept in f16. Default: 4 with turbo types, else 0.", "--exact-prefix"),
+    ] = _DEFAULT.exact_prefix,
+    strict_kv: Annotated[
+        bool, _option(_KV, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
+    ] = False,
+    # prompt
+    prompt: Annotated[
+        str | None,
+        _option(
+            _PROMPT, "The prompt. Without one, stdin is it, or a terminal chats.", "-p", "--prompt", metavar="TEXT"
+        ),
+    ] = None,
+    prompt_file: Annotated[
+        str | None, _option(_PROMPT, "A UTF-8 file with the prompt; - for stdin.", "-f", "--file", metavar="FILE")
+    ] = None,
+    binary_file: Annotated[
+        str | None, _option(_PROMPT, "Likewise, with the newline at its end.", "-bf", "--binary-file", metavar="FILE")
+    ] = None,
+    system_prompt: Annotated[
+        str | None, _option(_PROMPT, "The system prompt of a chat.", "-sys", "--system-prompt", metavar="TEXT")
+    ] = None,
+    system_prompt_file: Annotated[
+        str | None, _option(_PROMPT, "A UTF-8 file with it.", "-sysf", "--system-prompt-file", metavar="FILE")
+    ] = None,
+    escape: Annotated[
+        bool,
+        _option(
+            _PROMPT,
+            r"Process \n, \t, \\ and the like in prompts, in files too. Default: so.",
+            "-e",
+            "--escape/--no-escape",
+            show_default=False,
+        ),
+    ] = _DEFAULT.escape,
+    display_prompt: Annotated[
+        bool | None,
+        _option(
+            _PROMPT,
+            "Print the prompt first. Default: only where no chat template is applied.",
+            "--display-prompt/--no-display-prompt",
+        ),
+    ] = _DEFAULT.display_prompt,
+    # chat
+    conversation: Annotated[
+        bool | None,
+        _option(
+            _CHAT,
+            "Chat on after the first answer; or continue the prompt without a chat template. "
+            "Default: answer the prompt once, in the model's template if it has one.",
+            "-cnv/-no-cnv",
+            "--conversation/--no-conversation",
+        ),
+    ] = _DEFAULT.conversation,
+    single_turn: Annotated[bool, _option(_CHAT, "End after one answer.", "-st", "--single-turn")] = False,
+    multiline_input: Annotated[
+        bool, _option(_CHAT, "A message ends at a line that ends in a backslash.", "-mli", "--multiline-input")
+    ] = False,
+    reverse_prompts: Annotated[
+        list[str] | None,
+        _option(_CHAT, "End an answer at this text (repeatable).", "-r", "--reverse-prompt", metavar="TEXT"),
+    ] = None,
+    chat_template: Annotated[
+        str | None, _option(_CHAT, "Jinja source instead of the model's template.", "--chat-template", metavar="JINJA")
+    ] = None,
+    chat_template_file: Annotated[
+        str | None, _option(_CHAT, "A file with it.", "--chat-template-file", metavar="FILE")
+    ] = None,
+    reasoning: Annotated[
+        str,
+        _option(_CHAT, "Tell the template to think or not.", "-rea", "--reasoning", metavar="[on|off|auto]"),
+    ] = "auto",
+    # sampling
+    temp: Annotated[
+        float, _option(_SAMPLE, "Temperature; 0: the likeliest token.", "--temp", "--temperature")
+    ] = _SAMPLING.temp,
+    top_k: Annotated[int, _option(_SAMPLE, "Keep the k likeliest; 0: all.", "--top-k")] = _SAMPLING.top_k,
+    top_p: Annotated[
+        float, _option(_SAMPLE, "Keep the likeliest up to this probability; 1: all.", "--top-p")
+    ] = _SAMPLING.top_p,
+    min_p: Annotated[
+        float, _option(_SAMPLE, "Keep what is this times as likely as the likeliest; 0: all.", "--min-p")
+    ] = _SAMPLING.min_p,
+    typical_p: Annotated[
+        float, _option(_SAMPLE, "Keep the locally typical up to this; 1: all.", "--typical", "--typical-p")
+    ] = _SAMPLING.typical_p,
+    top_n_sigma: Annotated[
+        float,
+        _option(
+            _SAMPLE, "Keep within n standard deviations of the top logit; 0: all.", "--top-nsigma", "--top-n-sigma"
+        ),
+    ] = _SAMPLING.top_n_sigma,
+    xtc_probability: Annotated[
+        float, _option(_SAMPLE, "How often to leave out the obvious; 0: never.", "--xtc-probability")
+    ] = _SAMPLING.xtc_probability,
+    xtc_threshold: Annotated[
+        float, _option(_SAMPLE, "What counts as obvious; above 0.5: nothing.", "--xtc-threshold")
+    ] = _SAMPLING.xtc_threshold,
+    dynatemp_range: Annotated[
+        float, _option(_SAMPLE, "Temperature by entropy, this much up and down.", "--dynatemp-range")
+    ] = _SAMPLING.dynatemp_range,
+    dynatemp_exp: Annotated[float, _option(_SAMPLE, "Exponent of that.", "--dynatemp-exp")] = _SAMPLING.dynatemp_exp,
+    repeat_penalty: Annotated[
+        float, _option(_SAMPLE, "Penalty on recent tokens; 1: none.", "--repeat-penalty")
+    ] = _SAMPLING.repeat_penalty,
+    repeat_last_n: Annotated[
+        int, _option(_SAMPLE, "How many tokens are recent.", "--repeat-last-n")
+    ] = _SAMPLING.repeat_last_n,
+    presence_penalty: Annotated[
+        float, _option(_SAMPLE, "Subtracted from recent tokens.", "--presence-penalty")
+    ] = _SAMPLING.presence_penalty,
+    frequency_penalty: Annotated[
+        float, _option(_SAMPLE, "Subtracted once per occurrence.", "--frequency-penalty")
+    ] = _SAMPLING.frequency_penalty,
+    logit_bias: Annotated[
+        list[str] | None,
+        _option(_SAMPLE, "TOKEN+AMOUNT or TOKEN-AMOUNT; -inf bans (repeatable).", "-l", "--logit-bias", metavar="BIAS"),
+    ] = None,
+    samplers: Annotated[
+        str | None,
+        _option(
+            _SAMPLE, f"Stages in order, a ; between: {' '.join(_SAMPLING.samplers)}.", "--samplers", metavar="NAMES"
+        ),
+    ] = None,
+    sampler_seq: Annotated[
+        str | None,
+        _option(_SAMPLE, "The same by letters: edskypmxt.", "--sampler-seq", "--sampling-seq", metavar="LETTERS"),
+    ] = None,
+    seed: Annotated[
+        int, _option(_SAMPLE, "Random seed; -1 picks one and reports it.", "-s", "--seed")
+    ] = _SAMPLING.seed,
+    ignore_eos: Annotated[bool, _option(_SAMPLE, "Never end by itself.", "--ignore-eos")] = False,
+    # output
+    json_output: Annotated[bool, _option(_OUT, "Print one JSON object instead of text.", "--json")] = False,
+    verbose: Annotated[bool, _option(_OUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
+    debug: Annotated[bool, _option(_OUT, "Show tracebacks.", "--debug")] = False,
+    version: Annotated[
+        bool, _option(_OUT, "Print the version and exit.", "--version", is_eager=True, callback=print_version)
+    ] = False,
+) -> None:
+    """Answer a prompt, or chat, from a GGUF model whose KV cache lies in compressed blocks.
+
+    Takes llama-completion's flags: those below work, others are noted or refused with the reason.
+    """
+    from tqgguf.cli import run_command  # lazily: it brings MLX in, which --help must not wait for
+
+    raise typer.Exit(run_command.run(request_from(ctx.params, ctx.meta[_SORTED])))
+
+
+def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunRequest:
+    """The request that typer's values (by parameter name) and the sorted argument vector make."""
+    named = values["samplers"]
+    if values["sampler_seq"] is not None:
+        named = ";".join(sampler_names(values["sampler_seq"], letters=True))
+    sampling = SamplingParams(
+        **_fields_of(
+            SamplingParams,
+            values,
+            logit_bias=tuple(_bias(text) for text in values["logit_bias"] or ()),
+            samplers=_SAMPLING.samplers if named is None else sampler_names(named),
+        )
+    )
+    return RunRequest(
+        **_fields_of(
+            RunRequest,
+            values,
+            reverse_prompts=tuple(values["reverse_prompts"] or ()),
+            reasoning=_SWITCH[values["reasoning"]],
+            sampling=sampling,
+            given=given.given,
+            notices=given.notices + _flash_attention_notice(values["flash_attention"]),
+        )
+    )
+
+
+def _fields_of(kind: type[Any], values: Mapping[str, Any], **converted: Any) -> dict[str, Any]:
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values} | converted
+
+
+def _flash_attention_notice(word: str) -> tuple[str, ...]:
+    if word == "auto":
+        return ()
+    why = "attention is always of that kind" if word == "on" else "it only refuses a quantised V"
+    return (f"-fa {word}: no effect here, {why}",)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """`15043+1` or `15043-inf`, as llama.cpp writes a logit bias."""
+    parts = re.fullmatch(r"\s*([0-9]{1,9})\s*([+-])(.+)", text)
+    try:
+        if parts is None:
+            raise ValueError
+        return int(parts[1]), float(parts[2] + parts[3].strip())
+    except ValueError:
+        raise RequestError(f"--logit-bias: expected TOKEN+AMOUNT or TOKEN-AMOUNT, found {text!r}") from None

@@ -1,0 +1,127 @@
+"""What `tqgguf run` is asked to do: the command line, parsed, checked and typed, before any file is opened.
+
+Nothing here knows typer, and nothing reads files: `prompts` turns the names of files into text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from tqgguf.formats.block_types import BLOCK_TYPES
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.sampling_params import SamplingParams
+
+_INT32 = 2**31 - 1
+_RANGES = {
+    "n_ctx": ("-c", 0, _INT32),
+    "n_predict": ("-n", -2, _INT32),
+    "n_batch": ("-b", 1, _INT32),
+    "n_ubatch": ("-ub", 1, _INT32),
+    "threads": ("-t", -_INT32, _INT32),
+    "exact_prefix": ("--exact-prefix", 0, 128),
+}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One call of `tqgguf run`. Names of files are as the user wrote them; "-" is standard input.
+
+    Raises RequestError for a number out of its range, an unknown cache type, a quantised V without flash attention, and
+    a chat template given by name.
+    """
+
+    model: str | None = None
+    """A GGUF file, any shard of a split one, or an MLX model folder. None: the embedded default model."""
+
+    prompt: str | None = None
+    """The text after -p, escapes not yet processed. None or "": none given."""
+    prompt_file: str | None = None
+    """-f: a text file; one newline at its end does not count."""
+    binary_file: str | None = None
+    """-bf: likewise, every byte counts. At most one of the three is set."""
+    system_prompt: str | None = None
+    system_prompt_file: str | None = None
+    escape: bool = True
+    r"""Process \n \r \t \' \" \\ \xHH in the prompt (from a file as well, as in llama.cpp), in reverse prompts and in
+    chat input; not in the system prompt."""
+    display_prompt: bool | None = None
+    """Print the prompt before the answer. None: only where no chat template is applied."""
+
+    conversation: bool | None = None
+    """True: chat, and go on after the first answer. False: continue the text, no template. None: answer the prompt
+    once, in the chat template if the model has one; chat if there is no prompt."""
+    single_turn: bool = False
+    """End after one answer, whatever `conversation` says."""
+    multiline_input: bool = False
+    """A chat message ends at a line that ends in a backslash; else a backslash at the end of a line continues it."""
+    reverse_prompts: tuple[str, ...] = ()
+    """Strings at which an answer ends; escapes not yet processed."""
+    chat_template: str | None = None
+    """Jinja source that replaces the model's template."""
+    chat_template_file: str | None = None
+    reasoning: bool | None = None
+    """Given to the chat template as `enable_thinking`. None: not given."""
+
+    n_predict: int = -1
+    """Most tokens to generate per answer. -1: until the model ends it. -2: until the context is full."""
+    n_ctx: int = 0
+    """Tokens of context. 0: as many as the model was trained for."""
+    n_batch: int = 2048
+    """Most prompt tokens handed over at a time; an upper bound on `n_ubatch`."""
+    n_ubatch: int = 256
+    """Prompt tokens evaluated at a time, not yet rounded up to whole pages."""
+    threads: int = -1
+    """CPU threads. 0 or less: all cores."""
+
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: Literal["on", "off", "auto"] = "auto"
+    """Changes nothing but this: "off" refuses a quantised V, as llama.cpp does."""
+    exact_prefix: int | None = None
+    """First tokens whose K and V stay f16, 0 to 128. None: what the cache types ask for."""
+    strict_kv: bool = False
+    """Fail instead of decoding blocks for an attention that cannot read them."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    ignore_eos: bool = False
+    """Ban the tokens that end generation: `sampling.banning(...)` with the model's."""
+    given: frozenset[str] = frozenset()
+    """First long spellings of all flags that were given, for settings whose default a model may state itself."""
+
+    json_output: bool = False
+    """stdout is one JSON object with the text and the figures."""
+    verbose: bool = False
+    debug: bool = False
+    """Let exceptions through with their tracebacks."""
+    notices: tuple[str, ...] = ()
+    """What to tell the user on stderr before anything else, one line each."""
+
+    def __post_init__(self) -> None:
+        for name, (flag, low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+        for flag, cache_type in (("-ctk", self.type_k), ("-ctv", self.type_v)):
+            if cache_type not in BLOCK_TYPES:
+                _refuse_type(flag, cache_type)
+        if self.flash_attention == "off" and BLOCK_TYPES[self.type_v].family != "float":
+            raise RequestError(
+                f"-ctv {self.type_v} with -fa off: a quantised V cache needs flash attention; "
+                "leave -fa off away, or take f16, bf16 or f32 for V"
+            )
+        if self.chat_template and "{" not in self.chat_template:
+            raise RequestError(
+                f"--chat-template: expected Jinja source, found {self.chat_template!r}; llama.cpp's built-in names are "
+                "not known here, give the template itself or a file after --chat-template-file"
+            )
+
+
+def _refuse_type(flag: str, cache_type: str) -> NoReturn:
+    from tqgguf.formats.codec import resolve_codec  # lazily: numpy is not needed for --help
+
+    try:
+        resolve_codec(cache_type, 128, "k")
+    except RequestError as error:
+        raise RequestError(f"{flag}: {error}") from None
+    raise AssertionError(f"{cache_type} is a codec without a block type")
