@@ -19,7 +19,7 @@ _RANGES = {
     "n_batch": ("-b", 1, _INT32),
     "n_ubatch": ("-ub", 1, _INT32),
     "threads": ("-t", -_INT32, _INT32),
-    "exact_prefix": ("--exact-prefix", 0, 128),
+    "exact_prefix": ("--exact-prefix", 0, 128),  # a page; its constant lies in a module that needs numpy
 }
 
 
