@@ -3,8 +3,8 @@
     path = write_tiny(tmp_path / "m.gguf", TinyModel("qwen3", head_dim=128, weights="Q8_0"))
 
 A model holds what llama.cpp needs to load it: hyper-parameters, a byte-level BPE vocabulary of 288 tokens with ChatML's
-A model holds what llama.cpp needs to load it: hyper-parameters, a byte-level BPE vocabulary of 288 tokens with the special
-tokens and the template of ChatML, and weights of any type that gguf-py can quantise. Numbers come from PCG64's raw bits, which
+special tokens and template, and weights of any type that gguf-py can quantise. Numbers come from the raw bits of PCG64,
+which numpy promises never to change, so a spec stands for the same bytes everywhere; `fingerprint` says which.
 """
 
 from __future__ import annotations
