@@ -1,16 +1,15 @@
-"""Before any test module imports mlx: the fast BLAS. Tests run on the CPU wherever they run."""
+"""Before any test module imports mlx: tqgguf.runtime, which loads the fast BLAS. Tests compute on the CPU everywhere."""
 
 from __future__ import annotations
 
 import pytest
 
-from tqgguf.runtime.blas import load_fast_blas
+import tqgguf.runtime  # noqa: F401
 
 try:
-    load_fast_blas()
     import mlx.core as mx
 except ImportError:  # an installation without MLX still tests formats/
-    collect_ignore_glob: list[str] = []
+    pass
 else:
     mx.set_default_device(mx.cpu)
 

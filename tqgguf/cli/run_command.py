@@ -2,16 +2,192 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
+from typing import Any
 
-from tqgguf.cli.prompts import read_texts
+from tqgguf.cli import report
+from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.progress import ProgressLine
+from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.blas import load_fast_blas
+from tqgguf.runtime.chat import ChatTemplate
+from tqgguf.runtime.conversation import Conversation
+from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
+from tqgguf.runtime.kv_cache import check_cache_types
+from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.runtime.sampling import Sampler
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def run(request: RunRequest) -> int:
-    """Serve the request and return the exit status. Texts are read, and their errors raised, before any weight."""
+    """Serve the request and return the exit status. What can be refused is refused before any weight is read."""
     texts = read_texts(request, sys.stdin.buffer, sys.stdin.isatty())
-    for notice in request.notices + texts.notices:
-        print(f"tqgguf: {notice}", file=sys.stderr)
-    raise RequestError("generation is not connected yet")
+    run_ = _Run(request, texts)
+    try:
+        return run_.chat() if texts.chats_on else run_.answer_once()
+    finally:
+        run_.close()
+
+
+class _Run:
+    def __init__(self, request: RunRequest, texts: Texts) -> None:
+        self.request, self.texts = request, texts
+        for notice in request.notices + texts.notices:
+            self.say(notice)
+        blas = load_fast_blas()
+        opened = open_model(request.model or embedded_model())
+        config = opened.config
+        n_ctx = _context(request.n_ctx, config.context_length)
+        check_cache_types(config.layer_shapes(), request.type_k, request.type_v)
+        chunk = round_chunk(min(request.n_ubatch, request.n_batch))
+        if chunk != request.n_ubatch and "--ubatch-size" in request.given:
+            self.say(f"-ub {request.n_ubatch}: prompts are evaluated in whole pages of 128, so {chunk} is used")
+        self.tokenizer = opened.tokenizer
+        for warning in self.tokenizer.warnings:
+            self.say(warning)
+        self.conversation = self._conversation()
+        self.first = self._encode(texts.prompt) if texts.prompt is not None else None
+        if self.first is not None:
+            check_prompt(len(self.first), n_ctx)
+        if request.threads > 0 and blas.set_threads is not None:
+            blas.set_threads(request.threads)
+        loading = ProgressLine("loading", "bytes")
+        loaded = opened.load(loading.update)
+        loading.end()
+        if request.verbose:
+            self.say(f"model: {opened.path}: {config.architecture} {config.name}, {config.n_layers} layers")
+            self.say(f"matmul: {blas.name}")
+        self.session = Session(
+            loaded,
+            request.type_k,
+            request.type_v,
+            n_ctx=n_ctx,
+            chunk=chunk,
+            n_prefix=request.exact_prefix,
+            strict=request.strict_kv,
+        )
+        sampling = request.sampling
+        if request.ignore_eos:
+            sampling = sampling.banning(self.tokenizer.end_of_generation)
+        self.sampler = Sampler(sampling)
+        self.finish = "eog"
+
+    def say(self, line: str) -> None:
+        print(f"tqgguf: {line}", file=sys.stderr, flush=True)
+
+    def _conversation(self) -> Conversation | None:
+        """The chat to be held, or None where the prompt is continued as it is."""
+        template = ChatTemplate.of(self.tokenizer, self.texts.chat_template)
+        if self.request.conversation is False or (self.request.conversation is None and not template.explicit):
+            if self.texts.prompt is None:
+                raise RequestError("the model has no chat template: give a prompt to continue with -p or -f, or -cnv")
+            return None
+        variables: dict[str, Any] = {}
+        if self.request.reasoning is not None:
+            variables["enable_thinking"] = self.request.reasoning
+        return Conversation(template, self.tokenizer, self.texts.system_prompt, **variables)
+
+    def _encode(self, prompt: str) -> list[int]:
+        if self.conversation is not None:
+            return self.conversation.add(prompt)
+        return self.tokenizer.encode(prompt)
+
+    def answer_once(self) -> int:
+        """One answer to the prompt; 130 if it was interrupted."""
+        assert self.first is not None and self.texts.prompt is not None
+        shown = self.request.display_prompt
+        if shown is None:
+            shown = self.conversation is None
+        text = self._answer(self.first, self.texts.prompt if shown else "")
+        if self.request.json_output:
+            figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
+            print(json.dumps({"text": text, **figures}, ensure_ascii=False), flush=True)
+        return INTERRUPTED if self.finish == "interrupt" else 0
+
+    def chat(self) -> int:
+        """Answers until the input ends. Ctrl-C ends an answer, and at the prompt the chat."""
+        assert self.conversation is not None
+        if self.request.json_output:
+            raise RequestError("--json holds one answer: give a prompt, without -cnv")
+        for ids in self._turns():
+            try:
+                self.conversation.answered(self._answer(ids, ""))
+            except RequestError as error:
+                self.conversation.take_back()
+                self.say(str(error))
+                if self.session.room < 1 or not self.session.tokens:
+                    return error.exit_status
+            if self.request.single_turn:
+                break
+        return 0
+
+    def _turns(self) -> Iterator[list[int]]:
+        if self.first is not None:
+            yield self.first
+        for message in chat_turns(self.request, sys.stdin.buffer, sys.stdin.isatty()):
+            yield self._encode(message)
+
+    def _answer(self, ids: list[int], heading: str) -> str:
+        """Evaluate and generate, streaming to stdout (unless it is for --json). Returns the text without the heading."""
+        stream = not self.request.json_output
+        generation = Generation(self.session, self.sampler, self.request.n_predict, self.texts.reverse_prompts)
+        shown: list[str] = []
+
+        def show(text: str) -> None:
+            shown.append(text)
+            if stream:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+
+        prefill = ProgressLine("reading the prompt", "tokens")
+        with Interrupt() as interrupt:
+            try:
+
+                def progress(done: int, total: int) -> None:
+                    prefill.update(done, total)
+                    interrupt.check()
+
+                self.sampler.reset()
+                for token in ids:
+                    self.sampler.accept(token)
+                logits = self.session.prefill(ids, progress)
+                prefill.end()
+                if heading and stream:
+                    sys.stdout.write(heading)
+                for piece in generation.pieces(logits):
+                    show(piece)
+                    interrupt.check()
+                self.finish = generation.finish or "eog"
+            except KeyboardInterrupt:
+                prefill.end()
+                show(generation.rest())
+                self.finish = "interrupt"
+        if stream:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        if self.finish == "context":
+            self.say(f"stopped: the context of {self.session.n_ctx} tokens is full; raise -c")
+        return "".join(shown)
+
+    def close(self) -> None:
+        """The closing report."""
+        if not hasattr(self, "session") or not self.session.tokens:
+            return
+        greedy = self.request.sampling.temp <= 0
+        for line in report.lines(
+            self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy
+        ):
+            self.say(line)
+
+
+def _context(asked: int, trained: int) -> int:
+    if asked > trained:
+        raise RequestError(
+            f"-c {asked}: the model was trained for {trained} tokens; expected at most that without a RoPE override"
+        )
+    return asked or trained

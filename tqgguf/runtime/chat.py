@@ -59,10 +59,10 @@ class ChatTemplate:
             raise RequestError(f"chat template: expected Jinja, found a mistake: {_one_line(error)}") from error
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> ChatTemplate:
-        """The template of a model's file, with its BOS and EOS texts."""
+    def of(cls, tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
+        """The template of a model's file, or `source` in its place, with the model's BOS and EOS texts."""
         bos, eos = (None if i is None else tokenizer.token_text(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
-        return cls(tokenizer.chat_template, bos, eos)
+        return cls(source or tokenizer.chat_template, bos, eos)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation, ready for the assistant's answer if `add_generation_prompt`.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import PAGE_TOKENS, kv_bytes
 from tqgguf.runtime.attention import Reads
+from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_cache import BlockKVCache, default_prefix, make_prompt_cache
 from tqgguf.runtime.load import LoadedModel
 from tqgguf.runtime.sampling import Sampler
@@ -28,6 +30,14 @@ CLEAR_CACHE_EVERY = 256  # decoded tokens after which mlx returns unused buffers
 
 Progress = Callable[[int, int], None]
 """Called with (prompt tokens evaluated, prompt tokens in all)."""
+
+
+def check_prompt(n_tokens: int, n_ctx: int) -> None:
+    """Refuse a prompt that is empty or longer than the context."""
+    if not n_tokens:
+        raise RequestError("the prompt is empty: expected at least one token")
+    if n_tokens > n_ctx:
+        raise RequestError(f"the prompt has {n_tokens} tokens: expected at most {n_ctx}, the size of the context (-c)")
 
 
 def round_chunk(chunk: int) -> int:
@@ -79,9 +89,16 @@ class Session:
         self.chunk = round_chunk(chunk)
         self.type_k, self.type_v = type_k, type_v
         self.n_prefix = default_prefix(type_k, type_v) if n_prefix is None else n_prefix
-        self.cache = make_prompt_cache(loaded.model, type_k, type_v, n_prefix=self.n_prefix, strict=strict)
+        self.usage = Usage(strict=strict)
+        self.cache = self._new_cache()
         self.tokens: list[int] = []
+        """Token ids that the cache holds."""
         self.timing = Timing()
+
+    def _new_cache(self) -> list[Any]:
+        return make_prompt_cache(
+            self.loaded.model, self.type_k, self.type_v, n_prefix=self.n_prefix, usage=self.usage
+        )
 
     @property
     def room(self) -> int:
@@ -89,27 +106,48 @@ class Session:
         return self.n_ctx - len(self.tokens)
 
     def prefill(self, ids: Sequence[int], progress: Progress | None = None) -> NDArray[np.float32]:
-        """Evaluate a prompt in grid chunks; the logits float32 [vocabulary] after its last token."""
-        if not ids:
-            raise RequestError("the prompt is empty: expected at least one token")
-        if len(ids) > self.room:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens: expected at most {self.room} in a context of {self.n_ctx} (raise -c)"
-            )
-        start, done = time.perf_counter(), 0
+        """Make `ids` the session's tokens: evaluate, in grid chunks, what it does not hold of them yet.
+
+        Returns the logits float32 [vocabulary] after the last one, which is always evaluated.
+        """
+        check_prompt(len(ids), self.n_ctx)
+        done = self._reuse(ids)
+        start = time.perf_counter()
         logits: NDArray[np.float32] | None = None
+        self.timing.prompt_tokens += len(ids) - done
         while done < len(ids):
-            step = min(self.chunk - len(self.tokens) % self.chunk, len(ids) - done)
-            piece = list(ids[done : done + step])
-            last = done + step == len(ids)
-            logits = self._evaluate(piece, want_logits=last)
-            done += step
+            stop = min(len(ids), (done // self.chunk + 1) * self.chunk)
+            logits = self._evaluate(list(ids[done:stop]), want_logits=stop == len(ids))
+            done = stop
             if progress is not None:
                 progress(done, len(ids))
-        self.timing.prompt_tokens += len(ids)
         self.timing.prompt_seconds += time.perf_counter() - start
         assert logits is not None
         return logits
+
+    def _reuse(self, ids: Sequence[int]) -> int:
+        """Go back to what a prompt has in common with the tokens held, and say how many of its tokens need no evaluation.
+
+        Everything is kept if the prompt continues it; else the cache goes back to the page edge before the first
+        difference, or to its start where a layer (a window, a recurrent state) cannot.
+        """
+        common = next((i for i, (a, b) in enumerate(zip(ids, self.tokens, strict=False)) if a != b), None)
+        keep = min(len(ids) - 1, len(self.tokens)) if common is None else common
+        if keep < len(self.tokens):
+            keep -= keep % PAGE_TOKENS
+            self._go_back(max(keep, 0))
+        return len(self.tokens)
+
+    def _go_back(self, length: int) -> None:
+        n = len(self.tokens) - length
+        if not all(cache.is_trimmable() for cache in self.cache):
+            length = 0
+        if length:
+            for cache in self.cache:
+                cache.trim(n)
+        else:
+            self.cache = self._new_cache()
+        del self.tokens[length:]
 
     def decode(self, token: int) -> NDArray[np.float32]:
         """Evaluate one generated token; the logits float32 [vocabulary] after it."""
@@ -137,8 +175,7 @@ class Session:
 
     def report(self) -> CacheReport:
         """What the cache holds now and what attention has read so far."""
-        blocks = [c for c in self.cache if isinstance(c, BlockKVCache)]
-        usage = blocks[0].usage if blocks else None
+        n_blocks = sum(isinstance(c, BlockKVCache) for c in self.cache)
         shapes, n = self.loaded.config.layer_shapes(), len(self.tokens)
         return CacheReport(
             type_k=self.type_k,
@@ -147,9 +184,9 @@ class Session:
             n_prefix=min(self.n_prefix, n),
             kv_bytes=kv_bytes(shapes, self.type_k, self.type_v, n, self.n_prefix),
             f16_bytes=kv_bytes(shapes, "f16", "f16", n, 0),
-            reads=usage.reads if usage else Reads(),
-            by_fallback=usage.by_fallback if usage else 0,
-            n_other_layers=len(self.cache) - len(blocks),
+            reads=self.usage.reads,
+            by_fallback=self.usage.by_fallback,
+            n_other_layers=len(self.cache) - n_blocks,
         )
 
 

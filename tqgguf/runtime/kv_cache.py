@@ -15,8 +15,9 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, _BaseCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
 from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import Side, resolve_codec
+from tqgguf.formats.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import block_ops, hook
 from tqgguf.runtime.attention import Reading, default_reading
 from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView
@@ -27,6 +28,21 @@ TURBO_PREFIX = 4  # tokens kept in f16 at the start: measured to halve the damag
 def default_prefix(type_k: str, type_v: str) -> int:
     """Length of the exact prefix: 4 where a turbo type is used, else 0."""
     return TURBO_PREFIX if any(BLOCK_TYPES[t].family == "turbo" for t in (type_k, type_v) if t in BLOCK_TYPES) else 0
+
+
+def layer_codec(cache_type: str, head_dim: int, side: Side, layer: int) -> Codec:
+    """The codec of one side of a layer. RequestError names layer and side where the type cannot hold the head size."""
+    try:
+        return resolve_codec(cache_type, head_dim, side)
+    except RequestError as error:
+        raise RequestError(f"layer {layer}, {side.upper()}: {error}") from None
+
+
+def check_cache_types(layers: Sequence[LayerShape], type_k: str, type_v: str) -> None:
+    """Refuse types that some layer's heads cannot have, before anything is loaded."""
+    for i, layer in enumerate(layers):
+        layer_codec(type_k, layer.head_dim_k, "k", i)
+        layer_codec(type_v, layer.head_dim_v, "v", i)
 
 
 class BlockKVCache(_BaseCache):
@@ -54,11 +70,7 @@ class BlockKVCache(_BaseCache):
         self.sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
 
     def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
-        cache_type = self.type_k if side == "k" else self.type_v
-        try:
-            codec = resolve_codec(cache_type, head_dim, side)
-        except RequestError as error:
-            raise RequestError(f"layer {self.layer}, {side.upper()}: {error}") from None
+        codec = layer_codec(self.type_k if side == "k" else self.type_v, head_dim, side, self.layer)
         if codec.is_float:
             return FloatSide(codec)
         return BlockSide(codec, self.n_prefix, self.reading.encode)
@@ -217,20 +229,21 @@ def make_prompt_cache(
     *,
     n_prefix: int | None = None,
     strict: bool = False,
+    usage: hook.Usage | None = None,
     reading: Reading | None = None,
 ) -> list[Any]:
     """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
 
     Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
     (recurrent layers) stay as the model makes them. n_prefix: tokens kept in f16 at the start (default 4 with a turbo
-    type, else 0). strict: attention that cannot read blocks is an error. Raises RequestError for unknown types and, at
+    type, else 0). strict: attention that cannot read blocks is an error. usage: count into this instead. Raises RequestError for unknown types and, at
     the first token, for a head size that a type cannot hold (naming the layer).
     """
     for side, cache_type in (("k", type_k), ("v", type_v)):
         if cache_type not in BLOCK_TYPES:
             resolve_codec(cache_type, PAGE, side)  # raises, naming the types and the nearest
     hook.install()
-    usage = hook.Usage(strict=strict)
+    usage = usage or hook.Usage(strict=strict)
     caches = []
     for layer, cache in enumerate(mlx_prompt_cache(model)):
         sliding = type(cache) is RotatingKVCache and cache.keep == 0

@@ -9,24 +9,21 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tqgguf.runtime.blas import load_fast_blas
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
-load_fast_blas()  # before the first import of mlx
-
-import mlx.core as mx  # noqa: E402
-import mlx.nn as nn  # noqa: E402
-import numpy as np  # noqa: E402
-from mlx.utils import tree_flatten  # noqa: E402
-
-from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError  # noqa: E402
-from tqgguf.formats.gguf_reader import GGUFFile, open_gguf  # noqa: E402
-from tqgguf.runtime import hook, weights  # noqa: E402
-from tqgguf.runtime.architectures import Architecture, build_model, find_architecture, parameter_names  # noqa: E402
-from tqgguf.runtime.model_config import ModelConfig, read_model_config  # noqa: E402
-from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
+from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
+from tqgguf.runtime import hook, weights
+from tqgguf.runtime.architectures import Architecture, build_model, find_architecture, parameter_names
+from tqgguf.runtime.model_config import ModelConfig, read_model_config
+from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) while weights load."""
@@ -70,9 +67,18 @@ class OpenModel:
         self.config = read_model_config(file)
         self.architecture = find_architecture(self.config)
 
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the metadata describe; there before any weight is read."""
+        return load_tokenizer(self.file.metadata)
+
     def load(self, progress: Progress | None = None) -> LoadedModel:
         """Read tokenizer and weights. FormatError: a tensor is missing or has the wrong shape."""
-        tokenizer = load_tokenizer(self.file.metadata)
+        tokenizer = self.tokenizer
         model = _load_weights(self.file, self.config, self.architecture, progress)
         hook.install()
         return LoadedModel(model, tokenizer, self.config)
@@ -96,12 +102,18 @@ def _load_weights(file: GGUFFile, config: ModelConfig, row: Architecture, progre
     forms: dict[str, int] = {}
     for tensor, parameter in names.items():
         if file.tensors[tensor].shape != shapes[parameter]:
-            raise FormatError(f"tensor {tensor}: expected shape {shapes[parameter]}, found {file.tensors[tensor].shape}")
+            raise FormatError(
+                f"tensor {tensor}: expected shape {shapes[parameter]}, found {file.tensors[tensor].shape}"
+            )
         form = weights.packed(file, tensor) if on_gpu else None
         if form is not None:
             path = parameter.removesuffix(".weight")
             forms[path] = form.bits
-            loaded += [(f"{path}.weight", form.weight), (f"{path}.scales", form.scales), (f"{path}.biases", form.biases)]
+            loaded += [
+                (f"{path}.weight", form.weight),
+                (f"{path}.scales", form.scales),
+                (f"{path}.biases", form.biases),
+            ]
         else:
             values = weights.dense(file, tensor)
             if row.norm_offset and "norm" in tensor:
@@ -155,7 +167,9 @@ class FactoredRoPE(nn.Module):
 
 def _set_rope_factors(model: Any, config: ModelConfig, row: Architecture, factors: np.ndarray) -> None:
     if factors.shape != (config.rope_dim // 2,):
-        raise FormatError(f"tensor {ROPE_FACTORS}: expected {config.rope_dim // 2} factors, found shape {factors.shape}")
+        raise FormatError(
+            f"tensor {ROPE_FACTORS}: expected {config.rope_dim // 2} factors, found shape {factors.shape}"
+        )
     rope = FactoredRoPE(config, row.rope_layout == "pairs", factors)
     for layer in model.layers:
         layer.self_attn.rope = rope

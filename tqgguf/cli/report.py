@@ -1,0 +1,66 @@
+"""The closing report of a run: figures as lines for people and as one JSON object for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from tqgguf.runtime.generate import CacheReport, Timing
+
+ENDINGS = {
+    "eog": "ended by the model",
+    "stop": "ended at a stop string",
+    "length": "ended by -n",
+    "context": "ended because the context is full (raise -c)",
+    "interrupt": "interrupted",
+}
+
+
+def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bool) -> list[str]:
+    """The report for stderr."""
+    prompt = f"prompt: {timing.prompt_tokens:,} tokens, {_rate(timing.prompt_tokens, timing.prompt_seconds)}"
+    answer = f"answer: {timing.decoded_tokens:,} decoded, {_rate(timing.decoded_tokens, timing.decode_seconds)}"
+    prefix = f", first {cache.n_prefix} tokens exact" if cache.n_prefix else ""
+    report = [
+        f"{prompt}; {answer}; {ENDINGS[finish]}",
+        f"KV cache: K {cache.type_k}, V {cache.type_v}{prefix}; {cache.n_tokens:,} tokens in {_bytes(cache.kv_bytes)}, "
+        f"as f16 {_bytes(cache.f16_bytes)} ({cache.f16_bytes / max(cache.kv_bytes, 1):.2f}x)",
+        _reads("keys", cache.reads.keys_from_blocks, cache.reads.keys_in_float, cache),
+    ]
+    if cache.reads.values_from_blocks != cache.reads.keys_from_blocks:
+        report.append(_reads("values", cache.reads.values_from_blocks, cache.reads.values_in_float, cache))
+    if cache.n_other_layers:
+        report.append(f"{cache.n_other_layers} layers keep a cache of another kind, in full precision")
+    if not greedy:
+        report.append(f"seed: {seed}")
+    return report
+
+
+def as_json(cache: CacheReport, timing: Timing, finish: str, seed: int) -> dict[str, Any]:
+    """The same figures by name. Bytes and counts are whole numbers, times seconds."""
+    figures = asdict(cache)
+    reads = figures.pop("reads")
+    return {
+        "finish": finish,
+        "seed": seed,
+        "timing": asdict(timing),
+        "kv_cache": {**figures, **reads},
+    }
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.1f} tokens/s" if tokens and seconds else "-"
+
+
+def _bytes(n: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n >= size:
+            return f"{n / size:.2f} {unit}"
+    return f"{n} B"
+
+
+def _reads(what: str, blocks: int, floats: int, cache: CacheReport) -> str:
+    total = blocks + floats + cache.by_fallback
+    shares = [f"{n / total:.1%} {how}" for n, how in ((blocks, "from blocks"), (floats, "in float")) if total]
+    fallback = f"{cache.by_fallback / total:.1%}" if cache.by_fallback else "none"
+    return f"{what} read: {', '.join(shares) or 'none'}, {fallback} by fallback"
