@@ -16,7 +16,7 @@ from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelErr
 from tqgguf.runtime.special_tokens import SpecialTokens
 from tqgguf.runtime.tokenizer_bpe import BpeModel
 from tqgguf.runtime.tokenizer_spm import SpmModel
-from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_vocabulary, utf8
+from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_name, read_vocabulary, utf8
 
 SPM_SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2}  # what SentencePiece files mean when they name none
 HIDDEN_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)  # left out of shown text
@@ -167,7 +167,7 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     Raises UnsupportedModelError for a tokenizer model or pre-tokenizer that is not known, naming it,
     and FormatError when the metadata contradicts itself.
     """
-    name = metadata.get(PREFIX + "model")
+    name = read_name(metadata, "model")
     if name is None:
         raise FormatError(f"{PREFIX}model: expected the name of a tokenizer, found none; the file has no vocabulary")
     model: TextModel

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.runtime.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
-from tqgguf.runtime.vocabulary import PREFIX, SPACE, Vocabulary, read_strings, utf8
+from tqgguf.runtime.vocabulary import PREFIX, SPACE, Vocabulary, read_name, read_strings, utf8
 
 
 def _byte_letters() -> dict[str, int]:
@@ -91,9 +91,8 @@ class BpeModel:
 
 def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pretokenizer:
     """The row for the metadata's `tokenizer.ggml.pre`; UnsupportedModelError when the name is unknown."""
-    gemma = metadata.get(PREFIX + "model") == GEMMA
-    name = GEMMA if gemma else metadata.get(PREFIX + "pre")
-    if name is None or name in ("", DEFAULT_PRETOKENIZER):
+    name = GEMMA if read_name(metadata, "model") == GEMMA else read_name(metadata, "pre")
+    if name in (None, "", DEFAULT_PRETOKENIZER):
         warnings.append(f"{PREFIX}pre: no pre-tokenizer is named; using the default, words may be cut wrong")
         return PRETOKENIZERS[DEFAULT_PRETOKENIZER]
     if name not in PRETOKENIZERS:
@@ -126,7 +125,7 @@ def _read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     for index, line in enumerate(lines):
         at = line.find(" ", 1)  # a space may itself be the left part
         left, right = line[:at], line[at + 1 :]
-        if at < 0 or not right:
-            raise FormatError(f"{PREFIX}merges: expected two pieces and a space between, found {line!r} at {index}")
+        if at < 0 or not right or SURROGATE.search(line):
+            raise FormatError(f"{PREFIX}merges: expected two UTF-8 pieces, a space between, found {line!r} at {index}")
         merges[left, right] = None
     return list(merges)

@@ -167,6 +167,14 @@ def _read_tokens(metadata: Mapping[str, Any], warnings: list[str]) -> list[str]:
     return tokens
 
 
+def read_name(metadata: Mapping[str, Any], name: str) -> str | None:
+    """The string `tokenizer.ggml.<name>`, None when absent; FormatError for other kinds."""
+    value = metadata.get(PREFIX + name)
+    if value is not None and not isinstance(value, str):
+        raise FormatError(f"{PREFIX}{name}: expected a string, found {type(value).__name__}")
+    return value
+
+
 def read_strings(metadata: Mapping[str, Any], name: str) -> list[str] | None:
     """A fresh list of the strings of `tokenizer.ggml.<name>`, None when absent; FormatError for other kinds."""
     value = metadata.get(PREFIX + name)
