@@ -1,4 +1,4 @@
-"""tqgguf: compressed KV caches for GGUF models. The public face; importing it imports neither mlx nor any model code."""
+"""tqgguf: compressed KV caches for GGUF models. The public face; importing it imports neither mlx nor model code."""
 
 from __future__ import annotations
 

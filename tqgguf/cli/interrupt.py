@@ -1,4 +1,6 @@
-"""Ctrl-C as a request that is answered between two tokens, so that nothing is left half done. A second one is not waited for."""
+"""Ctrl-C as a request that is answered between two tokens, so that nothing is left half done. A second one is not kept
+waiting.
+"""
 
 from __future__ import annotations
 

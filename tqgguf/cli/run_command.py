@@ -133,7 +133,7 @@ class _Run:
             yield self._encode(message)
 
     def _answer(self, ids: list[int], heading: str) -> str:
-        """Evaluate and generate, streaming to stdout (unless it is for --json). Returns the text without the heading."""
+        """Evaluate and generate, streaming to stdout (unless it is for --json). The text without the heading."""
         stream = not self.request.json_output
         generation = Generation(self.session, self.sampler, self.request.n_predict, self.texts.reverse_prompts)
         shown: list[str] = []

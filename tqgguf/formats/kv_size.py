@@ -27,7 +27,7 @@ class LayerShape:
 
 
 def kv_bytes(layers: Iterable[LayerShape], type_k: str, type_v: str, n_tokens: int, n_prefix: int) -> int:
-    """Bytes of a cache of `n_tokens`, with the exact prefix of `n_prefix` tokens, as a query at position n_tokens needs it."""
+    """Bytes of a cache of `n_tokens`, the first `n_prefix` of them exact, as a query at position n_tokens needs it."""
     return TOKEN_ID_BYTES * n_tokens + sum(
         _side_bytes(layer, cache_type, side, n_tokens, n_prefix)
         for layer in layers

@@ -11,11 +11,13 @@ Knows nothing of mlx-lm, of how a side is stored beyond its `SideView`, or of ma
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
+from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
 from tqgguf.runtime.kv_sides import PAGE, SideView
 
@@ -44,7 +46,9 @@ class Reading(Protocol):
     """How a backend turns a side's arrays into float32 arrays of its own kind (`xp`: numpy or mlx.core)."""
 
     xp: Any
-    encode: block_ops.PageEncoder
+
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Rows f16 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
 
     def load(self, *arrays: mx.array) -> list[Any]:
         """float32 arrays of the backend."""
@@ -64,8 +68,7 @@ class NumpyReading:
 
     xp: Any = np
 
-    @staticmethod
-    def encode(codec: Any, rows: mx.array) -> tuple[mx.array, mx.array]:
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         return block_ops.encode_page_numpy(codec, rows)
 
     def load(self, *arrays: mx.array) -> list[Any]:
@@ -91,8 +94,7 @@ class MlxReading:
 
     xp: Any = mx
 
-    @staticmethod
-    def encode(codec: Any, rows: mx.array) -> tuple[mx.array, mx.array]:
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         return block_ops.encode_page_mlx(codec, rows)
 
     def load(self, *arrays: mx.array) -> list[Any]:
@@ -135,7 +137,8 @@ def attend(
     """Causal attention of `rows` queries at positions offset .. offset + rows - 1.
 
     q: [1, n_heads, rows, head_dim]; k and v hold every key up to the last query's own. window: a query sees that many
-    keys, its own included. sinks: [n_heads] logits that take part in the softmax and carry no value. reads: counted into.
+    keys, its own included. sinks: [n_heads] logits that take part in the softmax and carry no value. reads: counted
+    into.
     Returns [1, n_heads, rows, head_dim of v] in q's dtype.
     """
     _, n_heads, n_rows, _ = q.shape
@@ -153,7 +156,7 @@ def attend(
         _Group(
             reading.xp, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits
         )
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in pairwise(cuts)
     ]
     if paged:
         _attend_pages(groups, own, reading, k, v)
@@ -175,7 +178,7 @@ def _coded_query(reading: Reading, k: SideView, queries: Any) -> Any:
 
 
 def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideView, v: SideView) -> None:
-    """Own pages first (each query sees itself, so every maximum is finite from there on), then blocks, then the prefix."""
+    """Own pages first (each query sees itself, so every maximum is finite from there on), then blocks, then prefix."""
     for group in groups:
         lo = group.first // PAGE * PAGE
         group.see(*own.read(lo, group.end), lo, coded=False)
@@ -184,7 +187,7 @@ def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideVie
     start = max(side.pages_start if not side.codec.is_float else side.rows_start // PAGE for side in (k, v))
     # Pages that were full before this step in tiles, those that it filled one by one: later rows see them as blocks.
     edges = [*range(start, first, TILE_PAGES), *range(first, last + 1)]
-    for lo, hi in zip(edges, edges[1:], strict=False):
+    for lo, hi in pairwise(edges):
         seen_by = [group for group in groups if hi * PAGE <= group.first and group.sees(hi * PAGE)]
         if not seen_by:
             continue
@@ -213,7 +216,7 @@ def _attend_rows(groups: list[_Group], own: _Rows, end: int) -> None:
 
 
 def _page_offsets(reading: Reading, k: SideView, group: _Group, first: int, last: int, skip: int) -> Any:
-    """q . mean of each page, repeated over its tokens: [n_kv_heads, rows of the group, tokens], or None without means."""
+    """q . mean of each page, repeated over its tokens: [n_kv_heads, rows of the group, tokens]; None without means."""
     if k.page_means is None:
         return None
     lo, hi = first - k.pages_start, last - k.pages_start
@@ -226,27 +229,27 @@ class _Rows:
 
     def __init__(self, reading: Reading, k: SideView, v: SideView) -> None:
         self.k, self.v, self.reading = k, v, reading
-        self._own = {}
+        self._start = 0
+        self._own: list[Any] | None = None
         if not (k.codec.is_float and v.codec.is_float):
             # only the pages that this step touches; a float side beside a block side is sliced like it
-            start = max(k.rows_start, v.rows_start)
-            loaded = reading.load(*(side.rows[:, start - side.rows_start :] for side in (k, v)))
-            self._own = {"start": start, "rows": loaded}
+            self._start = max(k.rows_start, v.rows_start)
+            self._own = reading.load(*(side.rows[:, self._start - side.rows_start :] for side in (k, v)))
 
-    def read(self, lo: int, hi: int) -> list[Any]:
+    def read(self, lo: int, hi: int) -> tuple[Any, Any]:
         """Rows lo .. hi - 1 of K and V in original axes."""
-        if self._own:
-            start = self._own["start"]
-            return [rows[:, lo - start : hi - start] for rows in self._own["rows"]]
-        return self.reading.load(
-            *(side.rows[:, lo - side.rows_start : hi - side.rows_start] for side in (self.k, self.v))
-        )
+        if self._own is not None:
+            keys, values = (rows[:, lo - self._start : hi - self._start] for rows in self._own)
+        else:
+            sides = (side.rows[:, lo - side.rows_start : hi - side.rows_start] for side in (self.k, self.v))
+            keys, values = self.reading.load(*sides)
+        return keys, values
 
-    def read_prefix(self, n: int) -> list[Any]:
+    def read_prefix(self, n: int) -> tuple[Any, Any]:
         """The exact prefix of K and V."""
-        return self.reading.load(
-            *(side.rows[:, :n] if side.prefix is None else side.prefix for side in (self.k, self.v))
-        )
+        sides = (side.rows[:, :n] if side.prefix is None else side.prefix for side in (self.k, self.v))
+        keys, values = self.reading.load(*sides)
+        return keys, values
 
     def coded(self, side: SideView, first: int, last: int) -> Any:
         """Pages first .. last - 1 of a side as attention reads them; a float side has its plain rows."""
@@ -258,7 +261,8 @@ class _Rows:
 class _Group:
     """Neighbouring query rows that see the same pages, with their running softmax: maximum, sum, and values.
 
-    plain/coded: queries [n_kv_heads, heads per KV head, rows, head_dim], scaled, in original axes and as blocks are coded.
+    plain/coded: queries [n_kv_heads, heads per KV head, rows, head_dim], scaled, in original axes and as blocks have
+    them.
     """
 
     def __init__(self, xp: Any, plain: Any, coded: Any, first: int, window: int | None, sinks: Any) -> None:

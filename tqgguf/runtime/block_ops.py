@@ -79,7 +79,10 @@ def _constants(codec: Codec) -> mx.array | None:
 
 
 def decode_rotated(codec: Codec, codes: mx.array, scales: mx.array) -> mx.array:
-    """Planes codes uint8 [..., n_blocks * code_bytes], scales f16 [..., n_blocks * n_scales] -> f32 [..., head_dim], still rotated."""
+    """Planes to f32 [..., head_dim], still rotated.
+
+    codes: uint8 [..., n_blocks * code_bytes]; scales: f16 [..., n_blocks * n_scales].
+    """
     lead = codes.shape[:-1]
     integers = _UNPACK[codec.cache_type](codes.reshape(*lead, codec.n_blocks, codec.code_bytes))
     factors = scales.reshape(*lead, codec.n_blocks, codec.n_scales).astype(mx.float32)

@@ -57,7 +57,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the cache holds: types as resolved, bytes by the design's formula and as f16 would need, and what was read."""
+    """What the cache holds: types as resolved, bytes by the design's formula, what f16 would need, and what was read."""
 
     type_k: str
     type_v: str
@@ -126,7 +126,7 @@ class Session:
         return logits
 
     def _reuse(self, ids: Sequence[int]) -> int:
-        """Go back to what a prompt has in common with the tokens held, and say how many of its tokens need no evaluation.
+        """Go back to what a prompt has in common with the tokens held; the number of tokens that need no evaluation.
 
         Everything is kept if the prompt continues it; else the cache goes back to the page edge before the first
         difference, or to its start where a layer (a window, a recurrent state) cannot.
@@ -211,7 +211,7 @@ class Generation:
     def pieces(self, logits: NDArray[np.float32]) -> Iterator[str]:
         """Text from the logits after the prompt until the end. Every yielded piece is whole characters.
 
-        Each token that is shown has been evaluated, except the last one of an answer that ended by length or stop string.
+        Each token shown has been evaluated, except the last one of an answer that ended by length or stop string.
         """
         tokenizer = self.session.loaded.tokenizer
         stream = self._stream
@@ -219,7 +219,7 @@ class Generation:
             if 0 <= self.n_predict <= len(self.ids):
                 self.finish = "length"
                 break
-            token = self.sampler.sample(logits)
+            token = self.sampler.sample(logits[: tokenizer.vocab_size])  # some output layers are padded
             self.sampler.accept(token)
             if token in tokenizer.end_of_generation:
                 self.finish = "eog"
@@ -237,5 +237,5 @@ class Generation:
             yield rest
 
     def rest(self) -> str:
-        """Text held back (a character or a stop string that was not completed); what an interrupted answer still shows."""
+        """Text held back: a character or stop string that was not completed. An interrupted answer still shows it."""
         return self._stream.finish()

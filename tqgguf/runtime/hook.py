@@ -1,9 +1,9 @@
 """How attention from blocks gets into mlx-lm's models without changing them.
 
-A block cache returns `LazyKV` arrays: their own value is the lazy, dequantised K or V, right for anybody who computes with
-it, and they carry the step that made them. `install` puts a dispatcher in the place of `scaled_dot_product_attention` in
-every loaded model module; it sees the step on the keys and attends from the blocks. Every other use is a fallback: counted,
-and an error under strict.
+A block cache returns `LazyKV` arrays: their own value is the lazy, dequantised K or V, right for anybody who computes
+with it, and they carry the step that made them. `install` puts a dispatcher in the place of
+`scaled_dot_product_attention` in every loaded model module; it sees the step on the keys and attends from the blocks.
+Every other use is a fallback: counted, and an error under strict.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _original = base.scaled_dot_product_attention
 
 @dataclass
 class Usage:
-    """What attention read, for all layers of one prompt cache. `unattended` holds layers whose last step nobody attended from."""
+    """What attention read, for all layers of one prompt cache.
+
+    unattended: layers from whose last step nobody has attended (yet).
+    """
 
     strict: bool = False
     reads: Reads = field(default_factory=Reads)

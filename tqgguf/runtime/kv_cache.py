@@ -1,7 +1,7 @@
 """The KV cache in blocks, in mlx-lm's cache protocol, and `make_prompt_cache` that builds one per layer of a model.
 
-One `BlockKVCache` holds one layer: two sides, an offset, a window. Batch size 1. What a query reads as blocks and what in
-f16 is decided in `attention`; how sides store it in `kv_sides`.
+One `BlockKVCache` holds one layer: two sides, an offset, a window. Batch size 1. What a query reads as blocks and what
+in f16 is decided in `attention`; how sides store it in `kv_sides`.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class BlockKVCache(_BaseCache):
         if self.sides is None:
             self.sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
         n_rows = keys.shape[2]
-        views = [side.append(new[0]) for side, new in zip(self.sides, (keys, values), strict=True)]
+        k, v = (side.append(new[0]) for side, new in zip(self.sides, (keys, values), strict=True))
         step = hook.Step(
-            *views,
+            k,
+            v,
             layer=self.layer,
             offset=self.offset,
             n_rows=n_rows,
@@ -96,7 +97,7 @@ class BlockKVCache(_BaseCache):
         self.offset += n_rows
         self._release()
         fetched = []
-        for view, new in zip(views, (keys, values), strict=True):
+        for view, new in zip((k, v), (keys, values), strict=True):
             lazy = hook.LazyKV(dequantise(view, self.offset - n_rows).astype(new.dtype)[None])
             lazy.step = step
             fetched.append(lazy)
@@ -140,8 +141,8 @@ class BlockKVCache(_BaseCache):
     def trim(self, n: int) -> int:
         """Remove the last n tokens (all, if there are fewer) and return how many were removed.
 
-        Exact within the f16 tail. A cut inside an encoded page turns its decoded values into the tail. Raises ValueError
-        for a negative n, and where a window has freed pages that the remaining tokens would need.
+        Exact within the f16 tail. A cut inside an encoded page turns its decoded values into the tail. ValueError: a
+        negative n, or a window has freed pages that the remaining tokens would need.
         """
         if n < 0:
             raise ValueError(f"trim: expected a number of tokens >= 0, found {n}")
@@ -168,7 +169,7 @@ class BlockKVCache(_BaseCache):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Everything `from_state` needs: settings as scalars, and the arrays of both sides (None where there are none)."""
+        """Everything `from_state` needs: settings as scalars, and both sides' arrays (None where there are none)."""
         settings = (
             self.type_k,
             self.type_v,
@@ -205,7 +206,7 @@ class BlockKVCache(_BaseCache):
 
 
 def dequantise(view: SideView, offset: int) -> mx.array:
-    """Every held row [n_kv_heads, tokens, head_dim] of a side, lazily: blocks decoded, the pages from `offset`'s on in f16.
+    """Every held row [n_kv_heads, tokens, head_dim] of a side, lazily: decoded blocks, and f16 from `offset`'s page on.
 
     Models that compute attention by themselves read this; rows of a step that spans pages then see the step's earlier
     pages in f16 too, where attention from blocks would see them as blocks.
@@ -236,8 +237,8 @@ def make_prompt_cache(
 
     Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
     (recurrent layers) stay as the model makes them. n_prefix: tokens kept in f16 at the start (default 4 with a turbo
-    type, else 0). strict: attention that cannot read blocks is an error. usage: count into this instead. Raises RequestError for unknown types and, at
-    the first token, for a head size that a type cannot hold (naming the layer).
+    type, else 0). strict: attention that cannot read blocks is an error. usage: count into this instead. RequestError:
+    an unknown type, or, at the first token, a head size that a type cannot hold (naming the layer).
     """
     for side, cache_type in (("k", type_k), ("v", type_v)):
         if cache_type not in BLOCK_TYPES:

@@ -1,8 +1,8 @@
 """How one side (K or V) of one layer is stored, and what a step of attention may read of it.
 
 `BlockSide` keeps whole pages as planes of codes and scales, the unfilled page as an f16 tail, and the first tokens (the
-exact prefix) in f16. `FloatSide` keeps every row in its own float type. Both answer with a `SideView`, whose readings are
-by absolute token position. Knows nothing of queries, masks or mlx-lm.
+exact prefix) in f16. `FloatSide` keeps every row in its own float type. Both answer with a `SideView`, whose readings
+are by absolute token position. Knows nothing of queries, masks or mlx-lm.
 """
 
 from __future__ import annotations
