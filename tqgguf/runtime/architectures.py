@@ -6,14 +6,16 @@ To add an architecture: a row here, and its window pattern (if any) in model_con
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import gguf
+import mlx.core as mx
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.runtime.model_config import WINDOW_PATTERN, ModelConfig
+from tqgguf.formats.gguf_errors import shown
+from tqgguf.runtime.model_config import ModelConfig
 
 Argument = Callable[[ModelConfig], Any]
 
@@ -28,7 +30,7 @@ _COMMON: dict[str, Argument] = {
     "vocab_size": lambda c: c.vocab_size,
     "max_position_embeddings": lambda c: c.context_length,
     "rope_theta": lambda c: c.rope_theta,
-    "rope_scaling": lambda c: c.rope_scaling,
+    "rope_scaling": lambda c: None if c.rope_factor == 1.0 else {"type": "linear", "factor": c.rope_factor},
     "tie_word_embeddings": lambda c: c.tied_embeddings,
 }
 
@@ -41,6 +43,8 @@ class Architecture:
 
     rope_layout: 'pairs' (RoPE turns neighbouring values; llama's GGUF rows are permuted so) or 'halves'.
     norm_offset: what the file adds to every norm weight and mlx-lm adds again (gemma: 1).
+    input_scale: a factor on the embeddings of input tokens, beside what the class does.
+    rope_factors: whether a file may hold rope_freqs.weight.
     """
 
     module: str
@@ -49,10 +53,20 @@ class Architecture:
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     norm_offset: float = 0.0
     separate_head_dim: bool = True
+    input_scale: Argument = lambda c: 1.0
+    rope_factors: bool = False
+
+
+def _unrounded_root(config: ModelConfig) -> float:
+    """Gemma scales inputs by sqrt(hidden_size); mlx-lm rounds that to bfloat16 (0.2 % off), llama.cpp does not."""
+    root = config.hidden_size**0.5
+    return root / mx.array(root, mx.bfloat16).item()
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", gguf.MODEL_ARCH.LLAMA, "pairs", {"rope_traditional": lambda c: True}),
+    "llama": Architecture(
+        "llama", gguf.MODEL_ARCH.LLAMA, "pairs", {"rope_traditional": lambda c: True}, rope_factors=True
+    ),
     "qwen2": Architecture("qwen2", gguf.MODEL_ARCH.QWEN2, "halves", separate_head_dim=False),
     "qwen3": Architecture("qwen3", gguf.MODEL_ARCH.QWEN3, "halves"),
     "gemma3": Architecture(
@@ -64,48 +78,58 @@ ARCHITECTURES: dict[str, Architecture] = {
                 c.hidden_size // c.n_heads if c.n_layers == GEMMA3_27B_LAYERS else c.head_dim_k
             ),
             "sliding_window": lambda c: next((w for w in c.windows if w), c.context_length),
-            "sliding_window_pattern": lambda c: WINDOW_PATTERN["gemma3"],
-            "rope_local_base_freq": lambda c: 10000.0,
+            "sliding_window_pattern": lambda c: c.window_pattern,
+            "rope_local_base_freq": lambda c: c.rope_theta_local,
         },
         norm_offset=1.0,
+        input_scale=_unrounded_root,
     ),
 }
 
 
-def find_architecture(config: ModelConfig) -> Architecture:
-    """The table's row for a model, or UnsupportedModelError with the list of what is served."""
-    row = ARCHITECTURES.get(config.architecture)
+def find_architecture(name: str) -> Architecture:
+    """The table's row, or UnsupportedModelError with the list of what is served."""
+    row = ARCHITECTURES.get(name)
     if row is None:
         raise UnsupportedModelError(
-            f"general.architecture is {config.architecture!r}: expected one of {', '.join(ARCHITECTURES)} "
+            f"general.architecture is {shown(name)}: expected one of {', '.join(ARCHITECTURES)} "
             "(an MLX model folder of other architectures works through mlx-lm)"
-        )
-    if config.head_dim_k != config.head_dim_v:
-        raise UnsupportedModelError(
-            f"{config.architecture}: K heads of {config.head_dim_k} and V heads of {config.head_dim_v} values are not supported yet"
-        )
-    if config.rope_dim != config.head_dim_k:
-        raise UnsupportedModelError(
-            f"{config.architecture}.rope.dimension_count: expected {config.head_dim_k} (whole heads), found {config.rope_dim}"
-        )
-    if not row.separate_head_dim and config.head_dim_k * config.n_heads != config.hidden_size:
-        raise UnsupportedModelError(
-            f"{config.architecture}: {config.n_heads} heads of {config.head_dim_k} do not make the embedding length {config.hidden_size}"
         )
     return row
 
 
+def check_served(config: ModelConfig) -> None:
+    """UnsupportedModelError for sizes that the architecture's class cannot have."""
+    name = config.architecture
+    if config.head_dim_k != config.head_dim_v:
+        raise UnsupportedModelError(
+            f"{name}: K heads of {config.head_dim_k} and V heads of {config.head_dim_v} values are not supported yet"
+        )
+    if config.rope_dim != config.head_dim_k:
+        raise UnsupportedModelError(
+            f"{name}.rope.dimension_count: expected {config.head_dim_k} (whole heads), found {config.rope_dim}"
+        )
+    if not find_architecture(name).separate_head_dim and config.head_dim_k * config.n_heads != config.hidden_size:
+        raise UnsupportedModelError(
+            f"{name}: expected heads that make up the embedding length {config.hidden_size}, "
+            f"found {config.n_heads} of {config.head_dim_k} values"
+        )
+
+
 def build_model(config: ModelConfig) -> Any:
-    """mlx-lm's model object with the sizes of `config` and random (never evaluated) weights."""
-    row = find_architecture(config)
+    """mlx-lm's model object with the sizes of `config`; its weights are random, but lazy and never evaluated."""
+    row = find_architecture(config.architecture)
     module = importlib.import_module(f"mlx_lm.models.{row.module}")
     arguments = {name: value(config) for name, value in (_COMMON | dict(row.arguments)).items()}
-    return module.Model(module.ModelArgs.from_dict({"model_type": row.module, **arguments}))
+    model = module.Model(module.ModelArgs.from_dict({"model_type": row.module, **arguments}))
+    if config.tied_embeddings:
+        model.sanitize({})  # drops the separate output layer where the class has made one
+    return model
 
 
-def parameter_names(config: ModelConfig, parameters: list[str]) -> dict[str, str]:
+def parameter_names(config: ModelConfig, parameters: Iterable[str]) -> dict[str, str]:
     """GGUF tensor name -> mlx parameter path, for every parameter of the model."""
-    table = gguf.get_tensor_name_map(find_architecture(config).names, config.n_layers)
+    table = gguf.get_tensor_name_map(find_architecture(config.architecture).names, config.n_layers)
     names: dict[str, str] = {}
     for parameter in parameters:
         tensor = table.get_name(parameter, try_suffixes=(".weight", ".bias"))

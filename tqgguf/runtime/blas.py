@@ -2,7 +2,7 @@
 
 The Linux wheel of mlx links the reference BLAS (about 4 GFLOP/s). A library that exports plain `cblas_sgemm` and is
 loaded with RTLD_GLOBAL first takes its place: our forwarding shim over PyPI's scipy-openblas32, else the system's
-OpenBLAS. TQGGUF_BLAS=off leaves mlx as it is.
+OpenBLAS. TQGGUF_BLAS=off leaves mlx as it is. numpy brings an OpenBLAS of its own; `Blas.set_threads` reaches both.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import functools
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from tqgguf.runtime.native import library_path
 
@@ -21,12 +23,46 @@ SWITCH = "TQGGUF_BLAS"
 SYSTEM_LIBRARIES = ("libopenblas.so.0", "libopenblas.so")
 
 
+# OpenBLAS's call under the names that its builds give it: plain, of PyPI's wheels, and those with 64-bit integers.
+THREAD_SETTERS = tuple(
+    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")
+)
+
+
 @dataclass(frozen=True)
 class Blas:
-    """The BLAS that serves mlx's matmul: its name, and how to set its number of threads (None: cannot be set)."""
+    """The BLAS that serves mlx's matmul, by name."""
 
     name: str
-    set_threads: ctypes._CFuncPtr | None = None
+    libraries: tuple[ctypes.CDLL, ...] = field(default=(), repr=False)
+
+    def set_threads(self, n: int) -> bool:
+        """Let matrix products of mlx and of numpy use n threads (0 or less: one per core of this process).
+
+        Returns whether any library could be told; Apple's Accelerate cannot.
+        """
+        n = n if n > 0 else cores()
+        setters = [
+            getattr(library, name)
+            for library in (*self.libraries, *_openblas_of_numpy())
+            for name in THREAD_SETTERS
+            if hasattr(library, name)
+        ]
+        for setter in setters:
+            setter(ctypes.c_int(n))
+        return bool(setters)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _openblas_of_numpy() -> list[ctypes.CDLL]:
+    """The OpenBLAS inside numpy's wheel, which numpy's import has loaded; none where numpy was built otherwise."""
+    package = Path(np.__file__).parent
+    folders = (package.parent / "numpy.libs", package / ".dylibs")
+    return [ctypes.CDLL(str(path)) for folder in folders for path in sorted(folder.glob("*openblas*"))]
 
 
 def _openblas_of_scipy() -> Blas | None:
@@ -39,7 +75,7 @@ def _openblas_of_scipy() -> Blas | None:
         return None
     openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
-    return Blas("OpenBLAS (scipy-openblas32)", openblas.scipy_openblas_set_num_threads)
+    return Blas("OpenBLAS (scipy-openblas32)", (openblas,))
 
 
 def _openblas_of_system() -> Blas | None:
@@ -49,7 +85,7 @@ def _openblas_of_system() -> Blas | None:
         except OSError:
             continue
         if hasattr(openblas, "cblas_sgemm"):
-            return Blas(f"OpenBLAS ({library} of the system)", getattr(openblas, "openblas_set_num_threads", None))
+            return Blas(f"OpenBLAS ({library} of the system)", (openblas,))
     return None
 
 

@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.tokenizer import Tokenizer
+from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 Message = Mapping[str, Any]  # "role", "content" and whatever else a template reads
 
@@ -59,7 +59,7 @@ class ChatTemplate:
             raise RequestError(f"chat template: expected Jinja, found a mistake: {_one_line(error)}") from error
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate:
+    def of(cls, tokenizer: TextTokenizer, source: str | None = None) -> ChatTemplate:
         """The template of a model's file, or `source` in its place, with the model's BOS and EOS texts."""
         bos, eos = (None if i is None else tokenizer.token_text(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
         return cls(source or tokenizer.chat_template, bos, eos)

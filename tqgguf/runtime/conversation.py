@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tqgguf.runtime.chat import ChatTemplate
-from tqgguf.runtime.tokenizer import Tokenizer
+from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 
 class Conversation:
     """Messages so far, in a model's template. `variables` are handed to the template."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer, system_prompt: str | None = None, **variables: Any
+        self, template: ChatTemplate, tokenizer: TextTokenizer, system_prompt: str | None = None, **variables: Any
     ) -> None:
         self.template, self.tokenizer, self.variables = template, tokenizer, variables
         self.messages: list[Mapping[str, str]] = []

@@ -1,17 +1,25 @@
 """What a GGUF's header says of its model, read before any weight is touched: sizes, heads, windows, RoPE, context.
 
-Knows the llama.cpp keys (`<architecture>.block_count` ...); knows neither mlx-lm's argument names nor tensors' values.
+Knows the llama.cpp keys (`<architecture>.block_count` ...) and what llama.cpp assumes where they are absent; knows
+neither mlx-lm's argument names nor tensors' values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
+import numpy as np
+
+from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.gguf_reader import GGUFFile
+from tqgguf.formats.gguf_types import GGML_TYPES
 from tqgguf.formats.kv_size import LayerShape
 
 MAX_LAYERS = 4096  # far above any model; keeps a damaged header from asking for millions of layers
+MAX_SIZE = 2**31 - 1  # mlx counts dimensions in int32
 
 
 @dataclass(frozen=True)
@@ -31,10 +39,16 @@ class ModelConfig:
     vocab_size: int
     rms_norm_eps: float
     rope_theta: float
+    rope_theta_local: float
+    """Base of the layers that see a window, which no scaling touches."""
     rope_dim: int
-    rope_scaling: dict[str, object] | None
+    rope_factor: float
+    """Positions are divided by it (linear scaling); 1.0: not scaled."""
     windows: tuple[int | None, ...]
+    window_pattern: int
+    """Every n-th layer sees everything; 1: all do."""
     tied_embeddings: bool
+    rope_overridden: bool = False
 
     def layer_shapes(self) -> list[LayerShape]:
         """The sizes of every layer's KV cache."""
@@ -42,89 +56,243 @@ class ModelConfig:
 
 
 def read_model_config(file: GGUFFile) -> ModelConfig:
-    """Read the sizes from an open GGUF. FormatError: a key is missing or absurd; UnsupportedModelError: a feature that is not served."""
-    architecture = file.text("general.architecture")
+    """Read the sizes from an open GGUF.
 
-    def key(suffix: str) -> str:
-        return f"{architecture}.{suffix}"
-
-    def positive(suffix: str, limit: int = 2**31 - 1) -> int:
-        value = file.uint(key(suffix))
-        if not 0 < value <= limit:
-            raise FormatError(f"{key(suffix)}: expected 1 to {limit}, found {value}")
-        return value
-
-    def per_layer_equal(suffix: str, default: int | None = None) -> int:
-        found = file.metadata.get(key(suffix), default)
-        values = {int(v) for v in found} if hasattr(found, "__len__") and not isinstance(found, str) else None
-        if values is None:
-            return positive(suffix) if default is None or key(suffix) in file.metadata else default
-        if len(values) != 1:
-            raise UnsupportedModelError(f"{key(suffix)} differs between layers ({sorted(values)}): not supported yet")
-        return values.pop()
-
-    n_layers = positive("block_count", MAX_LAYERS)
-    hidden_size = positive("embedding_length")
-    n_heads = per_layer_equal("attention.head_count")
-    n_kv_heads = per_layer_equal("attention.head_count_kv", n_heads)
-    if n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
-        raise FormatError(f"{architecture}: expected query heads to be a multiple of KV heads, found {n_heads} and {n_kv_heads}")
-    if key("attention.key_length") not in file.metadata and hidden_size % n_heads:
-        raise FormatError(f"{key('attention.key_length')} is missing and {hidden_size} values do not divide into {n_heads} heads")
+    FormatError: a key is missing, absurd, or contradicts a tensor; UnsupportedModelError: a feature that is not served.
+    """
+    keys = _Keys(file)
+    keys.refuse_features()
+    n_layers = keys.positive("block_count", MAX_LAYERS)
+    hidden_size = keys.positive("embedding_length")
+    n_heads = keys.per_layer("attention.head_count", n_layers)
+    n_kv_heads = keys.per_layer("attention.head_count_kv", n_layers, n_heads)
+    if n_heads % n_kv_heads:
+        raise keys.error(
+            "attention.head_count", f"expected a multiple of the {n_kv_heads} KV heads, found {n_heads} query heads"
+        )
+    if not keys.has("attention.key_length") and hidden_size % n_heads:
+        problem = f"missing, and the embedding length {hidden_size} does not divide into {n_heads} heads"
+        raise keys.error("attention.key_length", problem)
     head_dim = hidden_size // n_heads
-    if file.uint(key("expert_count"), 0):
-        raise UnsupportedModelError(f"{architecture} with {file.uint(key('expert_count'))} experts: mixture-of-experts models are not supported yet")
-    if file.real(key("final_logit_softcapping"), 0.0):
-        raise UnsupportedModelError(f"{key('final_logit_softcapping')}: soft-capped logits are not supported for {architecture}")
-    head_dim_k = positive("attention.key_length") if key("attention.key_length") in file.metadata else head_dim
-    head_dim_v = positive("attention.value_length") if key("attention.value_length") in file.metadata else head_dim
-
-    return ModelConfig(
-        architecture=architecture,
+    head_dim_k = keys.positive("attention.key_length", default=head_dim)
+    windows, window_pattern = _windows(keys, n_layers)
+    config = ModelConfig(
+        architecture=keys.architecture,
         name=file.text("general.name", ""),
         n_layers=n_layers,
         hidden_size=hidden_size,
-        intermediate_size=per_layer_equal("feed_forward_length"),
+        intermediate_size=keys.per_layer("feed_forward_length", n_layers),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim_k=head_dim_k,
-        head_dim_v=head_dim_v,
-        context_length=positive("context_length"),
-        vocab_size=_vocabulary_size(file, architecture),
-        rms_norm_eps=file.real(key("attention.layer_norm_rms_epsilon")),
-        rope_theta=file.real(key("rope.freq_base"), 10000.0),
-        rope_dim=file.uint(key("rope.dimension_count"), head_dim_k),
-        rope_scaling=_rope_scaling(file, architecture),
-        windows=_windows(file, architecture, n_layers),
+        head_dim_v=keys.positive("attention.value_length", default=head_dim),
+        context_length=keys.positive("context_length"),
+        vocab_size=_vocabulary_size(file),
+        rms_norm_eps=keys.above_zero("attention.layer_norm_rms_epsilon"),
+        rope_theta=keys.above_zero("rope.freq_base", 10000.0),
+        rope_theta_local=keys.above_zero("rope.freq_base_swa", 10000.0),
+        rope_dim=keys.positive("rope.dimension_count", default=head_dim_k),
+        rope_factor=_rope_factor(keys),
+        windows=windows,
+        window_pattern=window_pattern,
         tied_embeddings="output.weight" not in file.tensors,
+    )
+    _check_tensors(file, config)
+    return config
+
+
+def override_rope(
+    config: ModelConfig, *, freq_base: float | None = None, freq_scale: float | None = None
+) -> ModelConfig:
+    """The same model with other RoPE parameters (llama.cpp's --rope-freq-base and --rope-freq-scale; --rope-scale N is
+    freq_scale = 1 / N). None and 0 leave the model's own. Layers that see a window keep theirs, as in llama.cpp.
+
+    RequestError for numbers that are not above zero.
+    """
+    for name, value in (("base", freq_base), ("scale", freq_scale)):
+        if value is not None and not 0 <= value < math.inf:
+            raise RequestError(f"RoPE frequency {name}: expected a number above 0 (0: the model's own), found {value}")
+    if not freq_base and not freq_scale:
+        return config
+    return replace(
+        config,
+        rope_theta=freq_base or config.rope_theta,
+        rope_factor=1.0 / freq_scale if freq_scale else config.rope_factor,
+        rope_overridden=True,
     )
 
 
-def _vocabulary_size(file: GGUFFile, architecture: str) -> int:
+def resolve_context(config: HasContext, asked: int) -> int:
+    """The context to use where -c asks for `asked` tokens (0: the model's own).
+
+    RequestError if it is beyond what the model was trained for and RoPE is as it was trained.
+    """
+    trained = config.context_length
+    if asked < 0:
+        raise RequestError(f"-c {asked}: expected a number of tokens, or 0 for the model's own context of {trained}")
+    if asked > trained and not config.rope_overridden:
+        raise RequestError(
+            f"-c {asked}: the model was trained for {trained} tokens; expected at most that, or stretched positions "
+            f"(--rope-scale {math.ceil(asked / trained)})"
+        )
+    return asked or trained
+
+
+class HasContext(Protocol):
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def rope_overridden(self) -> bool: ...
+
+
+class _Keys:
+    """Getters of `<architecture>.<suffix>` that also check the value's range."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = file.text("general.architecture")
+
+    def name(self, suffix: str) -> str:
+        return f"{self.architecture}.{suffix}"
+
+    def has(self, suffix: str) -> bool:
+        return self.name(suffix) in self.file.metadata
+
+    def is_array(self, suffix: str) -> bool:
+        return self.has(suffix) and self.file.metadata_type(self.name(suffix)).element is not None
+
+    def error(self, suffix: str, problem: str) -> FormatError:
+        return FormatError(f"{self.file.path}: {shown(self.name(suffix))}: {problem}")
+
+    def positive(self, suffix: str, limit: int = MAX_SIZE, default: int | None = None) -> int:
+        if default is not None and not self.has(suffix):
+            return default
+        value = self.file.uint(self.name(suffix))
+        if not 0 < value <= limit:
+            raise self.error(suffix, f"expected 1 to {limit}, found {value}")
+        return value
+
+    def above_zero(self, suffix: str, default: float | None = None) -> float:
+        name = self.name(suffix)
+        value = self.file.real(name) if default is None else self.file.real(name, default)
+        if value <= 0:
+            raise self.error(suffix, f"expected a number above 0, found {value}")
+        return value
+
+    def per_layer(self, suffix: str, n_layers: int, default: int | None = None) -> int:
+        """A number that may also be given once per layer, and must then be the same for all."""
+        if not self.is_array(suffix):
+            return self.positive(suffix, default=default)
+        values = self.file.uints(self.name(suffix))
+        if len(values) != n_layers:
+            raise self.error(suffix, f"expected a value for each of {n_layers} layers, found {len(values)}")
+        different = np.unique(values)
+        if len(different) > 1:
+            some = ", ".join(map(str, different[:4]))
+            raise UnsupportedModelError(f"{self.name(suffix)} differs between layers ({some}): not supported yet")
+        if not 0 < different[0] <= MAX_SIZE:
+            raise self.error(suffix, f"expected 1 to {MAX_SIZE}, found {different[0]}")
+        return int(different[0])
+
+    def refuse_features(self) -> None:
+        """Refuse what changes the arithmetic and is not served: a key that says something else than nothing."""
+        for suffix, (nothing, feature) in FEATURES.items():
+            found = self.file.metadata.get(self.name(suffix), nothing)
+            if self.is_array(suffix) or found != nothing:
+                raise UnsupportedModelError(f"{self.name(suffix)} is {shown(found)}: {feature} not supported yet")
+
+
+# Key -> (the value that asks for nothing, what any other asks for).
+FEATURES: dict[str, tuple[object, str]] = {
+    "expert_count": (0, "mixture-of-experts models are"),
+    "final_logit_softcapping": (0.0, "soft-capped logits are"),
+    "attn_logit_softcapping": (0.0, "soft-capped attention is"),
+    "attention.causal": (True, "attention that is not causal is"),
+    "attention.clamp_kqv": (0.0, "clamped attention inputs are"),
+    "attention.max_alibi_bias": (0.0, "ALiBi is"),
+    "rope.scaling.attn_factor": (1.0, "a RoPE attention factor is"),
+    "use_parallel_residual": (False, "a parallel residual is"),
+}
+
+
+def _vocabulary_size(file: GGUFFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise FormatError("token_embd.weight: expected a matrix (vocabulary x embedding length), found none; is this a model?")
+    if embedding is None:
+        raise FormatError(f"{file.path}: tensor token_embd.weight is missing; is this a language model?")
+    if len(embedding.shape) != 2:
+        raise FormatError(f"{file.path}: tensor token_embd.weight: expected a matrix, found shape {embedding.shape}")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    n_tokens = len(tokens) if isinstance(tokens, list) else 0
+    if n_tokens and n_tokens != embedding.shape[0]:
+        raise FormatError(
+            f"{file.path}: tensor token_embd.weight: expected a row for each of {n_tokens} tokens, "
+            f"found {embedding.shape[0]}"
+        )
     return embedding.shape[0]
 
 
-def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, object] | None:
-    """The scaling that the file asks for, in mlx-lm's words. Linear only; YaRN and others are refused by name."""
-    kind = file.text(f"{architecture}.rope.scaling.type", "none")
-    factor = file.real(f"{architecture}.rope.scaling.factor", 0.0) or file.real(f"{architecture}.rope.scale_linear", 0.0)
-    if kind == "none" and not factor:
-        return None
-    if kind in ("none", "linear"):
-        return None if factor in (0.0, 1.0) else {"type": "linear", "factor": factor}
-    raise UnsupportedModelError(f"{architecture}.rope.scaling.type: expected none or linear, found {kind!r}, which is not supported yet")
+def _rope_factor(keys: _Keys) -> float:
+    """The linear factor that the file asks for; YaRN and others are refused by name. A factor alone means linear."""
+    kind = keys.file.text(keys.name("rope.scaling.type"), "linear")
+    if kind == "none":
+        return 1.0
+    if kind != "linear":
+        raise UnsupportedModelError(
+            f"{keys.name('rope.scaling.type')}: expected none or linear, found {shown(kind)}, not supported yet"
+        )
+    suffix = "rope.scaling.factor" if keys.has("rope.scaling.factor") else "rope.scale_linear"
+    factor = keys.file.real(keys.name(suffix), 0.0)
+    if factor < 0:
+        raise keys.error(suffix, f"expected a number above 0 (0: not scaled), found {factor}")
+    return factor or 1.0
 
 
-# Every n-th layer attends to everything; the rest see a window. As llama.cpp fixes it where the file does not say.
+# Architectures with window layers -> every how many layers one sees everything, where the file does not say.
 WINDOW_PATTERN = {"gemma3": 6}
 
 
-def _windows(file: GGUFFile, architecture: str, n_layers: int) -> tuple[int | None, ...]:
-    pattern = WINDOW_PATTERN.get(architecture)
-    window = file.uint(f"{architecture}.attention.sliding_window", 0)
-    if pattern is None or not window:
-        return (None,) * n_layers
-    return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(n_layers))
+def _windows(keys: _Keys, n_layers: int) -> tuple[tuple[int | None, ...], int]:
+    window = keys.file.uint(keys.name("attention.sliding_window"), 0)
+    if keys.architecture not in WINDOW_PATTERN or not window:
+        return (None,) * n_layers, 1
+    suffix = "attention.sliding_window_pattern"
+    if keys.is_array(suffix):
+        sees_window = [bool(value) for value in keys.file.metadata[keys.name(suffix)]]
+        if len(sees_window) != n_layers:
+            raise keys.error(suffix, f"expected a value for each of {n_layers} layers, found {len(sees_window)}")
+        pattern = next((i + 1 for i, windowed in enumerate(sees_window) if not windowed), n_layers + 1)
+        if sees_window != [(layer + 1) % pattern != 0 for layer in range(n_layers)]:
+            raise UnsupportedModelError(f"{keys.name(suffix)}: window layers without a fixed period are not supported")
+    else:
+        pattern = keys.positive(suffix, default=WINDOW_PATTERN[keys.architecture])
+    if pattern > n_layers:
+        raise UnsupportedModelError(
+            f"{keys.name(suffix)}: expected at most {n_layers}, the number of layers, found {pattern}: "
+            "a model of window layers alone is not supported yet"
+        )
+    return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(n_layers)), pattern
+
+
+def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
+    """Hold every size against a tensor, whose bytes are in the file: afterwards no size is larger than the file."""
+    last = config.n_layers - 1
+    q, kv = config.n_heads * config.head_dim_k, config.n_kv_heads
+    expected = {
+        "token_embd.weight": (config.vocab_size, config.hidden_size),
+        f"blk.{last}.attn_q.weight": (q, config.hidden_size),
+        f"blk.{last}.attn_k.weight": (kv * config.head_dim_k, config.hidden_size),
+        f"blk.{last}.attn_v.weight": (kv * config.head_dim_v, config.hidden_size),
+        f"blk.{last}.ffn_up.weight": (config.intermediate_size, config.hidden_size),
+    }
+    for name, shape in expected.items():
+        found = file.tensors.get(name)
+        if found is None:
+            raise FormatError(
+                f"{file.path}: tensor {name} is missing: expected {config.n_layers} layers of {config.architecture}"
+            )
+        if found.shape != shape:
+            raise FormatError(
+                f"{file.path}: tensor {name}: expected shape {shape} by the header's sizes, found {found.shape}"
+            )
+        if found.ggml_type not in GGML_TYPES:
+            raise UnsupportedModelError(f"{file.path}: tensor {name}: {found.type_name} is not supported")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from tqgguf.runtime.tokenizer import Tokenizer
+from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 
 class TextStream:
@@ -18,7 +18,7 @@ class TextStream:
     The leading space of a SentencePiece token is kept, as llama.cpp does while generating.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, show_special: bool = False) -> None:
+    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = (), *, show_special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(text for text in stop if text)
         self._show_special = show_special

@@ -1,66 +1,138 @@
-"""A GGUF tensor's bytes as mlx arrays: dense float32 for CPUs, packed and exact for GPUs where mlx has a form that fits.
+"""A GGUF tensor's bytes as arrays: dense float32, or packed as in the file where mlx has a form that is exact.
 
-mlx's affine form holds value = scale * code + bias per group of 32; every ggml type of groups of 32 with a linear code fits
-it exactly with float32 scales. Knows tensors, not models.
+mlx's affine form holds value = scale * code + bias per group of 32; every ggml type of groups of 32 with a linear code
+fits it exactly with float32 scales, and a code of 8 bits holds iq4's table. Its mxfp4 and nvfp4 forms are ggml's types
+of those names. Decoding goes by row groups, so that a tensor is never there more than twice. Knows tensors, not models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import gguf
 import mlx.core as mx
 import numpy as np
-from gguf import GGMLQuantizationType as T
 from numpy.typing import NDArray
 
-from tqgguf.formats.errors import UnsupportedModelError
-from tqgguf.formats.gguf_reader import GGUFFile
+from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.gguf_reader import GGUFFile, TensorInfo
+from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
 
-AFFINE_GROUP = 32  # values that share a scale and a bias in every packed form here
+VALUES_AT_ONCE = 1 << 22  # decoded per step: 16 MB of float32
+
+Bytes = NDArray[np.uint8]
+
+# Type id -> gguf-py's decoder of it. Which types there are depends on gguf-py's version.
+_DECODERS = {i: getattr(gguf.quants, t.name) for i, t in GGML_TYPES.items() if hasattr(gguf.quants, t.name)}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix in mlx's affine form: weight uint32 [rows, columns * bits / 32], scales and biases f32 [rows, columns / 32]."""
+    """A matrix in one of mlx's packed forms, `mode` affine, mxfp4 or nvfp4.
+
+    weight: uint32 [rows, columns * bits / 32]. scales: [rows, columns / group_size], float32 for affine, else uint8.
+    biases: float32 like scales for affine, else None.
+    """
 
     weight: mx.array
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None
     bits: int
+    group_size: int
+    mode: str
+
+
+def can_decode(ggml_type: int) -> bool:
+    """Whether `dense` can read tensors of this type."""
+    return ggml_type_name(ggml_type) in ("F32", "F16", "BF16") or ggml_type in _DECODERS
 
 
 def dense(file: GGUFFile, name: str) -> NDArray[np.float32]:
-    """A tensor as float32 in numpy's shape (slowest dimension first). UnsupportedModelError for types nobody can decode."""
-    info = file.tensors[name]
-    if info.ggml_type == T.F32:
-        return file.array(name)
-    try:
-        return gguf.quants.dequantize(file.array(name), T(info.ggml_type)).astype(np.float32, copy=False)
-    except (NotImplementedError, ValueError) as error:
-        raise UnsupportedModelError(f"tensor {name}: type {info.type_name} cannot be decoded: {error}") from None
+    """A tensor as float32 in numpy's shape (slowest dimension first).
+
+    UnsupportedModelError for types that cannot be decoded, FormatError where a value is not finite.
+    """
+    info = file.tensor(name)
+    if not can_decode(info.ggml_type):
+        raise unsupported(file, info)
+    stored = file.array(name)
+    if info.type_name == "F32":
+        values = stored
+    elif info.type_name == "F16":
+        values = stored.astype(np.float32)
+    elif info.type_name == "BF16":
+        values = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        values = np.empty(info.shape, np.float32)
+        source, target = stored.reshape(-1, stored.shape[-1]), values.reshape(-1, info.shape[-1])
+        with np.errstate(all="ignore"):  # whatever overflows here is found below
+            for rows in _row_groups(target.shape):
+                target[rows] = _DECODERS[info.ggml_type].dequantize(source[rows])
+    _check_finite(file, info, values)
+    return values
 
 
 def packed(file: GGUFFile, name: str) -> Packed | None:
-    """A matrix in mlx's affine form, or None where its type has no exact one (Q6_K, Q3_K, Q2_K, float types ...)."""
-    info = file.tensors[name]
-    unpack = _UNPACK.get(info.ggml_type)
-    if unpack is None or len(info.shape) != 2:
+    """A matrix in one of mlx's packed forms, or None where its type or its values have no exact one (float types, Q6_K,
+    Q3_K, Q2_K ...). FormatError where a scale is not finite.
+    """
+    info = file.tensor(name)
+    form = _FORMS.get(info.type_name)
+    if form is None or len(info.shape) != 2 or not info.n_values:
         return None
-    size, n_bytes = gguf.GGML_QUANT_SIZES[T(info.ggml_type)]
-    blocks = file.array(name).reshape(info.shape[0], info.shape[1] // size, n_bytes)
-    bits, codes, scales, biases = unpack(blocks)
-    rows = info.shape[0]
+    n_rows, n_columns = info.shape
+    ggml = GGML_TYPES[info.ggml_type]
+    blocks = file.array(name).reshape(n_rows, n_columns // ggml.block_size, ggml.block_bytes)
+    is_affine = form.mode == "affine"
+    weight = np.empty((n_rows, n_columns * form.bits // 32), np.uint32)
+    scales = np.empty((n_rows, n_columns // form.group_size), np.float32 if is_affine else np.uint8)
+    biases = np.empty_like(scales) if is_affine else None
+    for rows in _row_groups(info.shape):
+        codes, some_scales, some_biases = form.unpack(blocks[rows])
+        if form.largest_scale is not None and some_scales.max() > form.largest_scale:
+            return None
+        weight[rows] = _pack_bits(codes.reshape(len(codes), -1), form.bits)
+        scales[rows] = some_scales.reshape(len(codes), -1)
+        if biases is not None:
+            biases[rows] = some_biases.reshape(len(codes), -1)
+    if biases is not None:
+        _check_finite(file, info, scales)
+        _check_finite(file, info, biases)
     return Packed(
-        mx.array(_pack_bits(codes.reshape(rows, -1), bits)),
-        mx.array(scales.reshape(rows, -1).astype(np.float32)),
-        mx.array(biases.reshape(rows, -1).astype(np.float32)),
-        bits,
+        mx.array(weight),
+        mx.array(scales),
+        None if biases is None else mx.array(biases),
+        form.bits,
+        form.group_size,
+        form.mode,
     )
 
 
-def _pack_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+def unsupported(file: GGUFFile, info: TensorInfo) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{file.path}: tensor {info.name} is of {info.type_name}, which cannot be decoded")
+
+
+def _check_finite(file: GGUFFile, info: TensorInfo, values: NDArray[np.float32]) -> None:
+    flat = values.reshape(-1)
+    with np.errstate(all="ignore"):
+        if np.isfinite(np.dot(flat, flat)):  # one pass without a temporary; it can only err towards looking closer
+            return
+    bad = np.flatnonzero(~np.isfinite(flat))
+    if len(bad):
+        raise FormatError(
+            f"{file.path}: tensor {info.name}: expected finite values, found {flat[bad[0]]}; the file is damaged",
+            offset=info.offset,
+        )
+
+
+def _row_groups(shape: tuple[int, ...]) -> Iterator[slice]:
+    step = max(1, VALUES_AT_ONCE // max(shape[-1], 1))
+    for start in range(0, shape[0], step):
+        yield slice(start, start + step)
+
+
+def _pack_bits(codes: Bytes, bits: int) -> NDArray[np.uint32]:
     """Codes [rows, columns] as one little-endian bit stream a row."""
     if bits == 8:
         return np.ascontiguousarray(codes).view(np.uint32)
@@ -70,83 +142,115 @@ def _pack_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     return np.packbits(spread.reshape(len(codes), -1), axis=1, bitorder="little").view(np.uint32)
 
 
-Unpacked = tuple[int, NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]
-"""bits, codes [rows, blocks, values], scales and biases [rows, blocks, groups of 32]."""
+Unpacked = tuple[Bytes, NDArray, NDArray]
+"""Of blocks [rows, blocks, bytes]: codes [rows, blocks, ...], scales and biases [rows, blocks, groups]."""
 
 
-def _f16(blocks: NDArray[np.uint8], at: int) -> NDArray[np.float32]:
+def _f16(blocks: Bytes, at: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2").astype(np.float32)
 
 
-def _nibbles(qs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _nibbles(qs: Bytes) -> Bytes:
     return np.concatenate([qs & 15, qs >> 4], axis=-1)
 
 
-def _fifth_bit(qh: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.unpackbits(qh, axis=-1, bitorder="little") << 4
+def _fifth_bit(qh: Bytes) -> Bytes:
+    return np.unpackbits(qh, axis=-1, bitorder="little") << np.uint8(4)
 
 
-def _q4_0(b: NDArray[np.uint8]) -> Unpacked:
+def _q4_0(b: Bytes) -> Unpacked:
     d = _f16(b, 0)
-    return 4, _nibbles(b[..., 2:]), d, -8 * d
+    return _nibbles(b[..., 2:]), d, -8 * d
 
 
-def _q4_1(b: NDArray[np.uint8]) -> Unpacked:
-    return 4, _nibbles(b[..., 4:]), _f16(b, 0), _f16(b, 2)
+def _q4_1(b: Bytes) -> Unpacked:
+    return _nibbles(b[..., 4:]), _f16(b, 0), _f16(b, 2)
 
 
-def _q5_0(b: NDArray[np.uint8]) -> Unpacked:
+def _q5_0(b: Bytes) -> Unpacked:
     d = _f16(b, 0)
-    return 5, _nibbles(b[..., 6:]) | _fifth_bit(b[..., 2:6]), d, -16 * d
+    return _nibbles(b[..., 6:]) | _fifth_bit(b[..., 2:6]), d, -16 * d
 
 
-def _q5_1(b: NDArray[np.uint8]) -> Unpacked:
-    return 5, _nibbles(b[..., 8:]) | _fifth_bit(b[..., 4:8]), _f16(b, 0), _f16(b, 2)
+def _q5_1(b: Bytes) -> Unpacked:
+    return _nibbles(b[..., 8:]) | _fifth_bit(b[..., 4:8]), _f16(b, 0), _f16(b, 2)
 
 
-def _q8_0(b: NDArray[np.uint8]) -> Unpacked:
+def _q8_0(b: Bytes) -> Unpacked:
     d = _f16(b, 0)
-    return 8, b[..., 2:] ^ 0x80, d, -128 * d  # a signed byte plus 128
+    return b[..., 2:] ^ np.uint8(0x80), d, -128 * d  # a signed byte plus 128
 
 
-def _iq4_nl(b: NDArray[np.uint8]) -> Unpacked:
-    table = (np.array(gguf.quants.IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
+_IQ4_CODES = (np.array(gguf.quants.IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
+
+
+def _iq4_nl(b: Bytes) -> Unpacked:
     d = _f16(b, 0)
-    return 8, table[_nibbles(b[..., 2:])], d, -128 * d
+    return _IQ4_CODES[_nibbles(b[..., 2:])], d, -128 * d
 
 
-def _k_scales(b: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _iq4_xs(b: Bytes) -> Unpacked:
+    """Eight groups of 32; each scale is 4 low bits (bytes 4-7) and 2 high bits (bytes 2-3), less 32, times d."""
+    low = np.stack([b[..., 4:8] & 15, b[..., 4:8] >> 4], axis=-1).reshape(*b.shape[:-1], 8)
+    high = (np.ascontiguousarray(b[..., 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
+    scales = _f16(b, 0) * ((low | (high << 4)).astype(np.float32) - 32)
+    groups = b[..., 8:].reshape(*b.shape[:-1], 8, 16)
+    return _IQ4_CODES[_nibbles(groups)], scales, -128 * scales
+
+
+def _k_scales(b: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scales and biases of the eight groups of a Q4_K or Q5_K block: d * scale and -dmin * minimum."""
     scale, minimum = gguf.quants.Q4_K.get_scale_min(np.ascontiguousarray(b[..., 4:16]).reshape(-1, 12))
     lead = b.shape[:-1]
     return _f16(b, 0) * scale.reshape(*lead, 8), -_f16(b, 2) * minimum.reshape(*lead, 8)
 
 
-def _k_nibbles(qs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _k_nibbles(qs: Bytes) -> Bytes:
     """128 bytes: four runs of 32, each first its low nibbles, then its high ones."""
     runs = qs.reshape(*qs.shape[:-1], 4, 32)
     return np.stack([runs & 15, runs >> 4], axis=-2)
 
 
-def _q4_k(b: NDArray[np.uint8]) -> Unpacked:
-    scales, biases = _k_scales(b)
-    return 4, _k_nibbles(b[..., 16:]).reshape(*b.shape[:-1], 256), scales, biases
+def _q4_k(b: Bytes) -> Unpacked:
+    return _k_nibbles(b[..., 16:]), *_k_scales(b)
 
 
-def _q5_k(b: NDArray[np.uint8]) -> Unpacked:
-    scales, biases = _k_scales(b)
-    high = (b[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+def _q5_k(b: Bytes) -> Unpacked:
+    high = (b[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
     low = _k_nibbles(b[..., 48:]).reshape(*b.shape[:-1], 8, 32)
-    return 5, (low | (high << 4)).reshape(*b.shape[:-1], 256), scales, biases
+    return low | (high << np.uint8(4)), *_k_scales(b)
 
 
-_UNPACK: dict[int, Callable[[NDArray[np.uint8]], Unpacked]] = {
-    T.Q4_0: _q4_0,
-    T.Q4_1: _q4_1,
-    T.Q5_0: _q5_0,
-    T.Q5_1: _q5_1,
-    T.Q8_0: _q8_0,
-    T.IQ4_NL: _iq4_nl,
-    T.Q4_K: _q4_k,
-    T.Q5_K: _q5_k,
+def _mxfp4(b: Bytes) -> Unpacked:
+    return _nibbles(b[..., 1:]), b[..., :1], b[..., :0]
+
+
+def _nvfp4(b: Bytes) -> Unpacked:
+    """Four groups of 16 a block."""
+    return _nibbles(b[..., 4:].reshape(*b.shape[:-1], 4, 8)), b[..., :4], b[..., :0]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """`largest_scale`: the last byte that means the same number to ggml and mlx (above: NaN, infinite, or a sign)."""
+
+    unpack: Callable[[Bytes], Unpacked]
+    bits: int
+    group_size: int = 32
+    mode: str = "affine"
+    largest_scale: int | None = None
+
+
+_FORMS: dict[str, _Form] = {
+    "Q4_0": _Form(_q4_0, 4),
+    "Q4_1": _Form(_q4_1, 4),
+    "Q5_0": _Form(_q5_0, 5),
+    "Q5_1": _Form(_q5_1, 5),
+    "Q8_0": _Form(_q8_0, 8),
+    "IQ4_NL": _Form(_iq4_nl, 8),
+    "IQ4_XS": _Form(_iq4_xs, 8),
+    "Q4_K": _Form(_q4_k, 4),
+    "Q5_K": _Form(_q5_k, 5),
+    "MXFP4": _Form(_mxfp4, 4, 32, "mxfp4", largest_scale=0xFE),
+    "NVFP4": _Form(_nvfp4, 4, 16, "nvfp4", largest_scale=0x7E),
 }

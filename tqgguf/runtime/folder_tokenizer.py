@@ -1,0 +1,152 @@
+"""The tokenizer of an MLX folder: tokenizer.json, and what the configuration files say of special tokens and chats.
+
+Offers what `tokenizer.Tokenizer` offers for GGUF files. Ids are those of Hugging Face's `tokenizers`; bytes of single
+tokens, which that library does not give, follow from the kind of its decoder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.runtime.tokenizer_bpe import BYTE_LETTERS
+from tqgguf.runtime.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, SPACE, utf8
+
+
+class FolderTokenizer:
+    """Text to token ids and back, by a `tokenizers.Tokenizer` and the settings that lie beside it."""
+
+    def __init__(self, backend: Backend, decoder: Any, settings: Mapping[str, Any], eos_ids: Iterable[int]) -> None:
+        self.backend = backend
+        self.warnings: list[str] = []
+        self.chat_template: str | None = settings.get("chat_template")
+        self._byte_letters, self._byte_fallback = _decoder_kind(decoder)
+        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        self._special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.bos_id = self._named(settings, "bos_token")
+        self.eos_id = self._named(settings, "eos_token")
+        self.unk_id, self.pad_id = self._named(settings, "unk_token"), self._named(settings, "pad_token")
+        known = {backend.token_to_id(text) for text in END_OF_GENERATION_TEXTS} & self._special
+        named = set(eos_ids) | ({self.eos_id} if self.eos_id is not None else set())
+        self.end_of_generation = frozenset(i for i in known | named if i is not None and 0 <= i < self.vocab_size)
+        if not self.end_of_generation:
+            self.warnings.append("no token that ends generation is named; answers end by -n or a stop string only")
+
+    def _named(self, settings: Mapping[str, Any], role: str) -> int | None:
+        value = settings.get(role)
+        text = value.get("content") if isinstance(value, dict) else value
+        return self.backend.token_to_id(text) if isinstance(text, str) else None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`; see `tokenizer.Tokenizer.encode`. What is added is the post-processor's matter."""
+        self.backend.encode_special_tokens = not parse_special
+        valid = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids: list[int] = self.backend.encode(valid, add_special_tokens=add_special).ids
+        if self.bos_id is not None and ids[:2] == [self.bos_id] * 2:
+            del ids[0]
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves special tokens out."""
+        shown = [i for i in ids if not (skip_special and self.is_special(i))]
+        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for; a special token gives its text, an unused id nothing."""
+        self._check(token_id)
+        if token_id in self._added:
+            return utf8(self._added[token_id])
+        text = self.backend.id_to_token(token_id) or ""
+        if self._byte_letters:
+            return b"".join(bytes((BYTE_LETTERS[c],)) if c in BYTE_LETTERS else utf8(c) for c in text)
+        if self._byte_fallback and BYTE_TOKEN.fullmatch(text):
+            return bytes.fromhex(text[3:5])
+        return utf8(text.replace(SPACE, " "))
+
+    def is_control(self, token_id: int) -> bool:
+        return self.is_special(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is left out of shown text."""
+        self._check(token_id)
+        return token_id in self._special
+
+    def token_text(self, token_id: int) -> str:
+        self._check(token_id)
+        return self.backend.id_to_token(token_id) or ""
+
+    def token_id(self, text: str) -> int | None:
+        return self.backend.token_to_id(text)
+
+    def _check(self, token_id: int) -> None:
+        if token_id < 0:
+            raise RequestError(f"token id {token_id}: expected 0 or more")
+
+
+def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
+    """Build the tokenizer of a model folder.
+
+    FormatError: tokenizer.json is missing or damaged; UnsupportedModelError: a kind whose tokens' bytes are not known.
+    """
+    path = folder / "tokenizer.json"
+    decoder = read_json(path).get("decoder")
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise FormatError(f"{path}: expected a tokenizer, found a mistake: {' '.join(str(error).split())}") from error
+    settings = {**_optional(folder / "special_tokens_map.json"), **_optional(folder / "tokenizer_config.json")}
+    settings["chat_template"] = _chat_template(folder, settings.get("chat_template"))
+    eos_ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        value = _optional(folder / name).get("eos_token_id")
+        eos_ids |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+    return FolderTokenizer(backend, decoder, settings, eos_ids)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; FormatError if it is not there or not one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FormatError(f"{path.parent}: expected a {path.name} in the model folder, found none") from error
+    except ValueError as error:
+        raise FormatError(f"{path}: expected JSON, found a mistake: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _chat_template(folder: Path, configured: Any) -> str | None:
+    """The template in a file of its own, else the one in tokenizer_config.json (of several, the default one)."""
+    if (path := folder / "chat_template.jinja").exists():
+        return path.read_text(encoding="utf-8")
+    found = _optional(folder / "chat_template.json").get("chat_template", configured)
+    if isinstance(found, list):
+        named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _decoder_kind(decoder: Any) -> tuple[bool, bool]:
+    """Whether tokens are spelt in GPT-2's byte letters, and whether <0xXX> tokens stand for bytes."""
+    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    kinds = {part.get("type") for part in parts if isinstance(part, dict)}
+    if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
+        found = ", ".join(sorted(map(str, kinds))) or "none"
+        raise UnsupportedModelError(
+            f"tokenizer.json: expected a decoder of bytes (ByteLevel, ByteFallback, Metaspace), found {found}"
+        )
+    return "ByteLevel" in kinds, "ByteFallback" in kinds

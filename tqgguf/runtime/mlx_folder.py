@@ -1,0 +1,177 @@
+"""An MLX safetensors folder as a model: mlx-lm's loader for the weights, the folder's own files for the rest.
+
+mlx-lm loads lazily, so that opening reads headers only. Sizes of KV caches are asked of the model itself: one token
+goes through it with caches that note shapes, and nothing is computed. Knows no model family; the tokenizer is
+`folder_tokenizer`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.utils import load_model as load_mlx_model
+
+from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.kv_size import LayerShape
+from tqgguf.runtime import hook
+from tqgguf.runtime.folder_tokenizer import FolderTokenizer, load_folder_tokenizer, read_json
+from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
+
+DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say
+
+
+@dataclass(frozen=True)
+class FolderConfig:
+    """Sizes of a folder's model. `shapes`: the layers that have a KV cache (recurrent ones have none)."""
+
+    architecture: str
+    name: str
+    n_layers: int
+    context_length: int
+    vocab_size: int
+    shapes: tuple[LayerShape, ...]
+    rope_overridden: bool = False
+
+    def layer_shapes(self) -> list[LayerShape]:
+        return list(self.shapes)
+
+
+class OpenFolder:
+    """An MLX folder whose headers have been read.
+
+    FormatError: a file is missing or damaged; UnsupportedModelError: mlx-lm does not know the model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config = read_json(folder / "config.json")
+        if not isinstance(config.get("model_type"), str):
+            raise FormatError(f"{folder / 'config.json'}: expected a model_type, found none; is this a model folder?")
+        self._model = _open_lazily(folder, config["model_type"])
+        text = config.get("text_config", {}) | config  # of models that also see or hear, the language part
+        self.config = FolderConfig(
+            architecture=config["model_type"],
+            name=folder.resolve().name,
+            n_layers=len(self._model.layers),
+            context_length=int(text.get("max_position_embeddings") or DEFAULT_CONTEXT),
+            vocab_size=int(text.get("vocab_size") or 0),
+            shapes=_layer_shapes(self._model, folder),
+        )
+
+    @property
+    def path(self) -> str:
+        return str(self.folder)
+
+    @cached_property
+    def tokenizer(self) -> FolderTokenizer:
+        """The tokenizer of tokenizer.json; there before any weight is read."""
+        return load_folder_tokenizer(self.folder)
+
+    def load(self, progress: Progress | None = None, *, form: Form | None = None) -> LoadedModel:
+        """Read the weights, in the device's form if none is named: `dense` unpacks whatever the folder has packed."""
+        tokenizer = self.tokenizer
+        if (form or default_form()) == "dense":
+            _make_dense(self._model)
+        parameters = [value for _, value in tree_flatten(self._model.parameters())]
+        total, done = sum(value.nbytes for value in parameters), 0
+        try:
+            for value in parameters:
+                mx.eval(value)
+                done += value.nbytes
+                if progress is not None:
+                    progress(done, total)
+        except (RuntimeError, ValueError) as error:
+            raise FormatError(f"{self.folder}: weights cannot be read: {_one_line(error)}") from error
+        hook.install()
+        return LoadedModel(self._model, tokenizer, self.config)
+
+
+def _open_lazily(folder: Path, model_type: str) -> Any:
+    try:
+        model, _ = load_mlx_model(folder, lazy=True)
+    except FileNotFoundError as error:
+        raise FormatError(f"{folder}: expected weights in model*.safetensors, found none") from error
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{folder}: expected JSON in its configuration files, found a mistake: {error}") from error
+    except Exception as error:  # a stranger's configuration meets a hundred model classes: it can fail in any way
+        if f"Model type {model_type} not supported" in str(error):
+            raise UnsupportedModelError(f"{folder}: mlx-lm does not know the model type {model_type!r}") from error
+        raise FormatError(f"{folder}: mlx-lm cannot load it: {_one_line(error)}") from error
+    return model
+
+
+class _ShapeCache(KVCache):
+    """A cache that notes the shapes of keys and values, and holds nothing."""
+
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.shapes = keys.shape, values.shape
+        return keys, values
+
+
+def _layer_shapes(model: Any, folder: Path) -> tuple[LayerShape, ...]:
+    """The KV shape of every attention layer, from a token that is never computed."""
+    caches: list[Any] = []
+    windows: list[int | None] = []
+    for cache in mlx_prompt_cache(model):
+        is_window = type(cache) is RotatingKVCache
+        caches.append(_ShapeCache() if is_window or type(cache) is KVCache else cache)
+        windows.append(cache.max_size if is_window else None)
+    try:
+        model(mx.array([[0]]), cache=caches)
+    except Exception as error:  # as in _open_lazily
+        raise UnsupportedModelError(f"{folder}: mlx-lm's model cannot be called: {_one_line(error)}") from error
+    return tuple(
+        LayerShape(keys[1], keys[3], values[3], window)
+        for cache, window in zip(caches, windows, strict=True)
+        if isinstance(cache, _ShapeCache) and cache.shapes is not None
+        for keys, values in [cache.shapes]
+    )
+
+
+# Packed modules -> the dense one that takes the same place.
+_DENSE: dict[type[nn.Module], type[nn.Module]] = {
+    nn.QuantizedLinear: nn.Linear,
+    nn.QuantizedEmbedding: nn.Embedding,
+    QuantizedSwitchLinear: SwitchLinear,
+}
+
+
+def _make_dense(model: nn.Module) -> None:
+    """Make every weight float32, lazily. Scales are widened first, so that unpacking rounds nothing."""
+    places = []
+    for path, module in model.named_modules():
+        dense = _DENSE.get(type(module))
+        if dense is None:
+            continue
+        is_affine = module.mode == "affine"
+        weight = mx.dequantize(
+            module.weight,
+            module.scales.astype(mx.float32) if is_affine else module.scales,
+            module.biases.astype(mx.float32) if is_affine else None,
+            module.group_size,
+            module.bits,
+            module.mode,
+        )
+        place = dense(*weight.shape[::-1], **({"bias": "bias" in module} if dense is not nn.Embedding else {}))
+        place.weight = weight
+        if "bias" in module:
+            place.bias = module.bias
+        places.append((path, place))
+    model.update_modules(tree_unflatten(places))
+    model.set_dtype(mx.float32)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
