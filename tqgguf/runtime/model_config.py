@@ -295,4 +295,4 @@ def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
                 f"{file.path}: tensor {name}: expected shape {shape} by the header's sizes, found {found.shape}"
             )
         if found.ggml_type not in GGML_TYPES:
-            raise UnsupportedModelError(f"{file.path}: tensor {name}: {found.type_name} is not supported")
+            raise UnsupportedModelError(f"{file.path}: tensor {name} is of {found.type_name}, which cannot be decoded")
