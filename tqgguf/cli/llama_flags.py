@@ -113,7 +113,7 @@ _NO_DOWNLOADS = "tqgguf downloads nothing anyway"
 _DOWNLOAD = "tqgguf downloads nothing; fetch the file and give its path with -m"
 _CACHE = "not yet, prompt caches arrive with `tqgguf cache`"
 _GRAMMAR = "constrained output is not supported yet; ask for the format in the prompt"
-_ROPE = "not yet, RoPE parameters are the model's own; keep -c within the model's context"
+_ROPE = "YaRN is not supported yet; --rope-scale stretches positions evenly"
 _ADAPTER = "adapters are not applied; merge it into the model and give the merged file with -m"
 _SELF_EXTEND = "self-extend moves keys, which blocks do not allow; keep -c within the model's context"
 _TEMPLATE_ONLY = "turns are framed by the chat template alone; -no-cnv takes -p as the whole text"
@@ -208,10 +208,10 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _refused(_GRAMMAR, "-jf --json-schema-file", "text"),
     _accepted("sampling runs on the CPU, which changes no result", "-bs --backend-sampling", env="BACKEND_SAMPLING"),
     # RoPE
-    _refused(_ROPE, "--rope-scaling", "none|linear|yarn", env="ROPE_SCALING_TYPE"),
-    _refused(_ROPE, "--rope-scale", "number", env="ROPE_SCALE"),
-    _refused(_ROPE, "--rope-freq-base", "number", env="ROPE_FREQ_BASE", harmless=0),
-    _refused(_ROPE, "--rope-freq-scale", "number", env="ROPE_FREQ_SCALE", harmless=0),
+    _implemented("--rope-scaling", "none|linear|yarn", env="ROPE_SCALING_TYPE"),
+    _implemented("--rope-scale", "number", env="ROPE_SCALE", sets="rope scale"),
+    _implemented("--rope-freq-base", "number", env="ROPE_FREQ_BASE"),
+    _implemented("--rope-freq-scale", "number", env="ROPE_FREQ_SCALE", sets="rope scale"),
     _refused(_ROPE, "--yarn-orig-ctx", "integer", env="YARN_ORIG_CTX", harmless=0),
     _refused(_ROPE, "--yarn-ext-factor", "number", env="YARN_EXT_FACTOR", harmless=-1),
     _refused(_ROPE, "--yarn-attn-factor", "number", env="YARN_ATTN_FACTOR", harmless=-1),

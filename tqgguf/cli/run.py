@@ -6,6 +6,7 @@ Flags that this verb does not implement never reach typer: `RunCommand` sorts th
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -87,6 +88,19 @@ def run(
         int,
         _option(_MODEL, "Prompt tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size"),
     ] = _DEFAULT.n_ubatch,
+    rope_scaling: Annotated[
+        str,
+        _option(_MODEL, "How RoPE is stretched; yarn is not supported yet.", "--rope-scaling", metavar="[none|linear]"),
+    ] = "linear",
+    rope_scale: Annotated[
+        float, _option(_MODEL, "Stretch positions this many times, for a longer context.", "--rope-scale")
+    ] = 0.0,
+    rope_freq_base: Annotated[
+        float, _option(_MODEL, "RoPE's base frequency; 0: the model's own.", "--rope-freq-base")
+    ] = _DEFAULT.rope_freq_base,
+    rope_freq_scale: Annotated[
+        float, _option(_MODEL, "Factor on RoPE's frequencies: 1 / --rope-scale.", "--rope-freq-scale")
+    ] = _DEFAULT.rope_freq_scale,
     threads: Annotated[
         int, _option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")
     ] = _DEFAULT.threads,
@@ -270,11 +284,24 @@ def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunReques
             values,
             reverse_prompts=tuple(values["reverse_prompts"] or ()),
             reasoning=_SWITCH[values["reasoning"]],
+            rope_freq_scale=_rope_freq_scale(values),
             sampling=sampling,
             given=given.given,
             notices=given.notices + _flash_attention_notice(values["flash_attention"]),
         )
     )
+
+
+def _rope_freq_scale(values: Mapping[str, Any]) -> float:
+    """What --rope-scaling, --rope-scale and --rope-freq-scale say together; only one of the last two is there."""
+    if values["rope_scaling"] == "yarn":
+        raise RequestError("--rope-scaling yarn: not supported yet; linear stretches positions evenly (--rope-scale)")
+    stretch = values["rope_scale"]
+    if not 0 <= stretch < math.inf:
+        raise RequestError(f"--rope-scale: expected a number above 0 (0: the model's own), found {stretch}")
+    if values["rope_scaling"] == "none":
+        return 1.0
+    return 1.0 / stretch if stretch else values["rope_freq_scale"]
 
 
 def _fields_of(kind: type[Any], values: Mapping[str, Any], **converted: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
 from tqgguf.runtime.kv_cache import check_cache_types
 from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -40,9 +41,13 @@ class _Run:
         for notice in request.notices + texts.notices:
             self.say(notice)
         blas = load_fast_blas()
-        opened = open_model(request.model or embedded_model())
+        opened = open_model(
+            request.model or embedded_model(),
+            rope_freq_base=request.rope_freq_base,
+            rope_freq_scale=request.rope_freq_scale,
+        )
         config = opened.config
-        n_ctx = _context(request.n_ctx, config.context_length)
+        n_ctx = resolve_context(config, request.n_ctx)
         check_cache_types(config.layer_shapes(), request.type_k, request.type_v)
         chunk = round_chunk(min(request.n_ubatch, request.n_batch))
         if chunk != request.n_ubatch and "--ubatch-size" in request.given:
@@ -184,10 +189,3 @@ class _Run:
         ):
             self.say(line)
 
-
-def _context(asked: int, trained: int) -> int:
-    if asked > trained:
-        raise RequestError(
-            f"-c {asked}: the model was trained for {trained} tokens; expected at most that without a RoPE override"
-        )
-    return asked or trained

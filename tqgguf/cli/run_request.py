@@ -71,6 +71,10 @@ class RunRequest:
     """Most prompt tokens handed over at a time; an upper bound on `n_ubatch`."""
     n_ubatch: int = 256
     """Prompt tokens evaluated at a time, not yet rounded up to whole pages."""
+    rope_freq_base: float = 0.0
+    """RoPE's base frequency. 0: the model's own."""
+    rope_freq_scale: float = 0.0
+    """Factor on RoPE's frequencies, 1 / N to stretch positions N times. 0: the model's own."""
     threads: int = -1
     """CPU threads. 0 or less: all cores."""
 

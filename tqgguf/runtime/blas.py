@@ -15,8 +15,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from tqgguf.runtime.native import library_path
 
 SWITCH = "TQGGUF_BLAS"
@@ -60,6 +58,8 @@ def cores() -> int:
 
 def _openblas_of_numpy() -> list[ctypes.CDLL]:
     """The OpenBLAS inside numpy's wheel, which numpy's import has loaded; none where numpy was built otherwise."""
+    import numpy as np  # not above: --help comes by here and waits for nothing
+
     package = Path(np.__file__).parent
     folders = (package.parent / "numpy.libs", package / ".dylibs")
     return [ctypes.CDLL(str(path)) for folder in folders for path in sorted(folder.glob("*openblas*"))]
