@@ -1,6 +1,6 @@
 """Float64 attention on a decoded cache, written from the design's rule and not from the code under test.
 
-A query at position p sees the pages below p // 128 as blocks (the first n_prefix tokens in f16) and its own page in f16.
+A query at position p sees the pages below p // 128 as blocks (the first n_prefix tokens in f16), its own page in f16.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ def attention(
     """q [n_heads, tokens, head_dim] at positions 0 .. tokens - 1 against all keys; float64 [n_heads, tokens, head_dim]."""
     n_heads, n, _ = q.shape
     repeats = n_heads // len(k_blocks)
-    k_blocks, k_float, v_blocks, v_float = (
-        np.repeat(x, repeats, axis=0) for x in (k_blocks, k_float, v_blocks, v_float)
-    )
+    sides = (k_blocks, k_float, v_blocks, v_float)
+    k_blocks, k_float, v_blocks, v_float = (np.repeat(x, repeats, axis=0) for x in sides)
     row, key = np.arange(n)[:, None], np.arange(n)
     from_blocks = key // PAGE < row // PAGE
     q = q.astype(np.float64)

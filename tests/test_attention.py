@@ -1,4 +1,4 @@
-"""Attention from blocks equals float64 attention on the decoded cache, for every mix of types, sizes, lengths and steps."""
+"""Attention from blocks equals float64 attention on the decoded cache, for every mix of types, sizes and steps."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_with_float_caches_other_splits_give_the_same_greedy_text(smollm2: Loade
 
 
 def log_probabilities(model: LoadedModel, cache_type: str, splits: list[int]) -> np.ndarray:
-    """Next-token log probabilities after each token of the prompt but the first page's, evaluated in the given splits."""
+    """Next-token log probabilities after each prompt token but the first page's, evaluated in the given splits."""
     session = Session(model, cache_type, cache_type)
     rows, at = [], 0
     for n in splits:

@@ -76,7 +76,7 @@ def test_a_model_with_attention_of_its_own_takes_the_fallback_which_is_counted()
 
 def test_strict_turns_that_fallback_into_an_error() -> None:
     model = small_model("gemma2", **OWN_ATTENTION)
-    with pytest.raises(RequestError, match="layer 0: keys would be read by fallback.*--strict-kv"):
+    with pytest.raises(RequestError, match=r"layer 0: keys would be read by fallback.*--strict-kv"):
         run(model, make_prompt_cache(model, "q8_0", "q8_0", strict=True))
 
 

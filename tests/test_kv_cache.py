@@ -90,7 +90,7 @@ def test_trimming_into_an_encoded_page_turns_its_decoded_values_into_the_tail(ty
         given = np.array(given)[0].astype(np.float16).astype(np.float32)
         decoded = codec.decode(codec.encode(given))
         exact = 256 if length > 256 else 0  # the tail of 300 tokens begins at 256 and is cut exactly
-        expected = np.concatenate([decoded[:, :exact or length], given[:, exact or length : length]], axis=1)
+        expected = np.concatenate([decoded[:, : exact or length], given[:, exact or length : length]], axis=1)
         if not codec.is_float:
             expected[:, : min(cache.n_prefix, length)] = given[:, : min(cache.n_prefix, length)]
         expected = expected.astype(np.float16).astype(np.float32) if codec.is_float else expected

@@ -1,0 +1,162 @@
+"""`tqgguf run` as its users meet it: what stdout and stderr carry, how it ends, and what it refuses before loading."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tqgguf.cli.main import main
+from tqgguf.runtime.load import embedded_model
+
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+COMMAND = [sys.executable, "-m", "tqgguf.cli.main"]
+
+
+def tqgguf(capsys, *argv: str) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr) of one call in this process."""
+    status = main(["run", *argv])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_stdout_carries_the_answer_alone_and_stderr_the_report(capsys) -> None:
+    status, out, err = tqgguf(capsys, "-p", QUESTION, "--temp", "0", "-ctk", "turbo4", "-ctv", "turbo3")
+    assert (status, out) == (0, ANSWER + "\n")
+    assert re.search(
+        r"prompt: 37 tokens, [\d.]+ tokens/s; answer: \d+ decoded, [\d.]+ tokens/s; ended by the model", err
+    )
+    assert re.search(r"KV cache: K turbo4, V turbo3, first 4 tokens exact; 44 tokens in 1\.01 MB, as f16 1\.01 MB", err)
+    assert "keys read: 0.0% from blocks, 100.0% in float, none by fallback" in err
+
+
+def test_json_is_one_object_with_the_text_and_the_figures(capsys) -> None:
+    status, out, _ = tqgguf(capsys, "-p", QUESTION, "--json", "-s", "7", "--temp", "0")
+    result = json.loads(out)
+    assert (status, result["text"], result["finish"], result["seed"]) == (0, ANSWER, "eog", 7)
+    assert result["timing"]["prompt_tokens"] == 37
+    assert result["kv_cache"]["type_k"] == result["kv_cache"]["type_v"] == "f16"
+
+
+def test_a_long_prompt_is_read_from_blocks(capsys, tmp_path: Path) -> None:
+    text = Path(__file__).parent.parent.joinpath("LICENSE").read_text()
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(text[:6000])
+    status, out, _ = tqgguf(
+        capsys, "-f", str(prompt), "--json", "-n", "4", "-ctk", "turbo4", "-ctv", "turbo4", "--strict-kv"
+    )
+    cache = json.loads(out)["kv_cache"]
+    assert status == 0
+    assert cache["keys_from_blocks"] > 6 * cache["keys_in_float"] > 0
+    assert cache["by_fallback"] == 0
+    assert cache["f16_bytes"] > 3 * cache["kv_bytes"]
+
+
+def test_without_conversation_the_prompt_is_continued_and_shown(capsys) -> None:
+    argv = ("-p", "The capital of France is", "-no-cnv", "--temp", "0", "-n", "2")
+    assert tqgguf(capsys, *argv)[1] == "The capital of France is Paris.\n"
+    assert tqgguf(capsys, *argv, "--no-display-prompt")[1] == " Paris.\n"
+
+
+def test_a_reverse_prompt_ends_the_answer_and_is_not_shown(capsys) -> None:
+    status, out, err = tqgguf(capsys, "-p", QUESTION, "--temp", "0", "-r", "France is Par")
+    assert (status, out) == (0, "The capital of \n")
+    assert "ended at a stop string" in err
+
+
+def test_a_seed_of_minus_one_is_picked_and_reported_so_that_it_can_be_repeated(capsys) -> None:
+    argv = ("-p", "Tell me about the sea.", "-n", "12", "--temp", "1.2")
+    _, first, err = tqgguf(capsys, *argv)
+    seed = re.search(r"seed: (\d+)", err)
+    assert seed is not None
+    assert tqgguf(capsys, *argv, "-s", seed[1])[1] == first
+
+
+def test_a_full_context_ends_with_a_message(capsys) -> None:
+    status, out, err = tqgguf(capsys, "-p", QUESTION, "-c", "40", "--temp", "0")
+    assert (status, out) == (0, "The capital of France\n")
+    assert "stopped: the context of 40 tokens is full; raise -c" in err
+
+
+def test_chat_answers_until_the_input_ends_and_remembers(monkeypatch, capsys) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"My name is Bob. Say hello.\n\nWhat is the capital of France?\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    status, out, err = tqgguf(capsys, "-cnv", "--temp", "0", "-ctk", "turbo4", "-ctv", "turbo4")
+    assert status == 0
+    assert "Bob" in out.splitlines()[0]
+    assert "Paris" in out.splitlines()[-1]
+    evaluated = re.search(r"prompt: (\d+) tokens.*KV cache: .*; (\d+) tokens in", err, re.DOTALL)
+    assert evaluated is not None
+    assert int(evaluated[1]) < int(evaluated[2]) < 100  # the second turn evaluated only what was new
+
+
+def test_a_prompt_comes_through_a_pipe(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(QUESTION.encode() + b"\n")))
+    assert tqgguf(capsys, "--temp", "0")[:2] == (0, ANSWER + "\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-ctk", "turbo5"], "-ctk: unknown cache type 'turbo5', did you mean 'turbo4'? known: f32, f16"),
+        (["-ctv", "turbo4", "-fa", "off"], "-ctv turbo4 with -fa off: a quantised V cache needs flash attention"),
+        (["-c", "16384"], "-c 16384: the model was trained for 8192 tokens; expected at most that"),
+        (["-c", "20"], "the prompt has 37 tokens: expected at most 20, the size of the context (-c)"),
+        (["--temp", "nan"], "--temp: expected a number, found 'nan'"),
+        (["--exact-prefix", "129"], "--exact-prefix: expected a number from 0 to 128, found 129"),
+        (["--grammar", "root ::= x"], "constrained output is not supported yet"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_requests_get_one_line_and_exit_2_before_any_weight_is_read(capsys, argv: list[str], message: str) -> None:
+    started = time.perf_counter()
+    status, out, err = tqgguf(capsys, "-p", QUESTION, *argv)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1 and err.startswith("tqgguf: error: ") and message in err
+    assert time.perf_counter() - started < 60  # nothing is generated
+
+
+def test_a_missing_or_damaged_model_gets_one_line_and_exit_1(capsys, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    with open(embedded_model(), "rb") as file:
+        cut.write_bytes(file.read(1 << 20))
+    for path, message in (
+        (tmp_path / "none.gguf", "No such file"),
+        (cut, "byte"),
+        (Path(__file__), "expected a file that begins with"),
+    ):
+        status, out, err = tqgguf(capsys, "-p", QUESTION, "-m", str(path))
+        assert (status, out) == (1, "")
+        assert len(err.splitlines()) == 1 and str(path) in err and message in err
+
+
+def test_ctrl_c_ends_cleanly_with_what_was_generated() -> None:
+    argv = [*COMMAND, "run", "-p", "Count from 1 to 1000.", "--ignore-eos", "--temp", "0", "-s", "1"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (first + out).decode().endswith("\n")
+    assert b"interrupted" in err and b"Traceback" not in err
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    argv = [*COMMAND, "run", "-p", "Count from 1 to 1000.", "--ignore-eos", "-n", "40"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 141
+    assert b"Traceback" not in err and b"Exception" not in err
