@@ -1,7 +1,7 @@
 """With an f16 cache the greedy tokens are llama.cpp's, wherever llama.cpp itself is sure of them.
 
-llama.cpp rounds activations to 8 bits and we do not, so a step counts where its chosen token led by a logit of 0.5. Every
-step is fed llama.cpp's own tokens: one difference then does not hide what comes after it.
+llama.cpp rounds activations to 8 bits and we do not, so a step counts where its chosen token led by a logit of 0.5.
+Every step is fed llama.cpp's own tokens: one difference then does not hide what comes after it.
 """
 
 from __future__ import annotations
