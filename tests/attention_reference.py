@@ -39,7 +39,7 @@ def attention(
     window: int | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """q [n_heads, tokens, head_dim] at positions 0 .. tokens - 1 against all keys; float64 [n_heads, tokens, head_dim]."""
+    """q [n_heads, tokens, head_dim] at positions 0 .. tokens - 1 against all keys; float64, shaped like q."""
     n_heads, n, _ = q.shape
     repeats = n_heads // len(k_blocks)
     sides = (k_blocks, k_float, v_blocks, v_float)
