@@ -57,8 +57,13 @@ class OpenFolder:
         config = read_json(folder / "config.json")
         if not isinstance(config.get("model_type"), str):
             raise FormatError(f"{folder / 'config.json'}: expected a model_type, found none; is this a model folder?")
+        text = {**(config.get("text_config") or {}), **config}  # of models that also see or hear, the language part
+        if text.get("kv_lora_rank"):
+            raise UnsupportedModelError(
+                f"{folder}: {config['model_type']} uses multi-head latent attention (kv_lora_rank), "
+                "whose cache holds no heads: not supported"
+            )
         self._model = _open_lazily(folder, config["model_type"])
-        text = config.get("text_config", {}) | config  # of models that also see or hear, the language part
         self.config = FolderConfig(
             architecture=config["model_type"],
             name=folder.resolve().name,
