@@ -157,6 +157,31 @@ def test_a_value_that_is_not_finite_is_a_damaged_file(tmp_path):
         weights.dense(file_with(tmp_path, "F32", data), "w.weight")
 
 
+@pytest.mark.parametrize("name", ("F16", "Q6_K", "Q2_K", "IQ3_S"))
+def test_half_matrices_are_the_dense_values_rounded_to_float16(tmp_path, monkeypatch, name):
+    data = (np.arange(ROWS * COLUMNS) / 999).astype("<f2") if name == "F16" else blocks_of(name)
+    file = file_with(tmp_path, name, data)
+    if name != "F16":  # random scales of K types reach beyond float16
+        with pytest.raises(
+            UnsupportedModelError, match=r"tensor w\.weight: \S+ is beyond float16, in which a GPU holds it"
+        ):
+            weights.half(file, "w.weight", mx.float16)
+        small = data.reshape(-1, GGML_TYPES[TYPE_IDS[name]].block_bytes)
+        for at in F16_FIELDS[name]:
+            small[:, at : at + 2] = np.array([0.01], "<f2").view(np.uint8)
+        file = file_with(tmp_path, name, small)
+    monkeypatch.setattr(weights, "VALUES_AT_ONCE", 5 * COLUMNS)
+    expected = weights.dense(file, "w.weight").astype(np.float16)
+    np.testing.assert_array_equal(np.array(weights.half(file, "w.weight", mx.float16)), expected)
+
+
+def test_a_bfloat16_matrix_keeps_its_bits(tmp_path):
+    data = np.random.default_rng(2).integers(0, 0x7F00, ROWS * COLUMNS).astype("<u2")
+    found = weights.half(file_with(tmp_path, "BF16", data), "w.weight", mx.bfloat16)
+    assert found.dtype == mx.bfloat16
+    np.testing.assert_array_equal(np.array(found.view(mx.uint16)).reshape(-1), data)
+
+
 def test_large_values_that_are_finite_pass(tmp_path):
     data = np.full((ROWS, COLUMNS), 3e38, "<f4")
     np.testing.assert_array_equal(weights.dense(file_with(tmp_path, "F32", data), "w.weight"), data)

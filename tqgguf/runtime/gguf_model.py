@@ -76,14 +76,17 @@ def read_model(
             fields = {"weight": found.weight, "scales": found.scales, "biases": found.biases}
             loaded += [(f"{path}.{field}", value) for field, value in fields.items() if value is not None]
         else:
-            values = weights.dense(file, name)
-            if row.norm_offset and "norm" in name:
-                values = values - np.float32(row.norm_offset)
-            is_half = is_packed and dtype == mx.float32 and len(info.shape) == 2 and info.type_name != "F32"
-            if is_half:
-                half.add(path)
-            array = mx.array(values).astype(mx.float16 if is_half else dtype)
-            mx.eval(array)  # now, so that the float32 values go before the next tensor comes
+            if is_packed and len(info.shape) == 2 and info.type_name != "F32":
+                array = weights.half(file, name, mx.float16 if dtype == mx.float32 else dtype)
+                if dtype == mx.float32:
+                    half.add(path)
+            else:
+                values = weights.dense(file, name)
+                if row.norm_offset and "norm" in name:
+                    values = values - np.float32(row.norm_offset)
+                array = mx.array(values).astype(dtype)
+                del values
+            mx.eval(array)  # now, so that what it was made from goes before the next tensor comes
             loaded.append((parameter, array))
         done += info.n_bytes or 0
         if progress is not None:

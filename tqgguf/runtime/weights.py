@@ -56,21 +56,55 @@ def dense(file: GGUFFile, name: str) -> NDArray[np.float32]:
     info = file.tensor(name)
     if not can_decode(info.ggml_type):
         raise unsupported(file, info)
-    stored = file.array(name)
     if info.type_name == "F32":
-        values = stored
-    elif info.type_name == "F16":
-        values = stored.astype(np.float32)
-    elif info.type_name == "BF16":
-        values = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    else:
-        values = np.empty(info.shape, np.float32)
-        source, target = stored.reshape(-1, stored.shape[-1]), values.reshape(-1, info.shape[-1])
-        with np.errstate(all="ignore"):  # whatever overflows here is found below
-            for rows in _row_groups(target.shape):
-                target[rows] = _DECODERS[info.ggml_type].dequantize(source[rows])
-    _check_finite(file, info, values)
+        values = file.array(name)
+        _check_finite(file, info, values)
+        return values
+    values = np.empty(info.shape, np.float32)
+    for rows, decoded in _decoded(file, info):
+        values.reshape(-1, info.shape[-1])[rows] = decoded
     return values
+
+
+def half(file: GGUFFile, name: str, dtype: mx.Dtype) -> mx.array:
+    """A matrix as float16, or as bfloat16 if it is of that type, without a float32 copy of the whole.
+
+    Errors as `dense`; UnsupportedModelError also for values beyond float16.
+    """
+    info = file.tensor(name)
+    if not can_decode(info.ggml_type):
+        raise unsupported(file, info)
+    values = np.empty(info.shape, np.float16 if dtype == mx.float16 else np.uint16)
+    for rows, decoded in _decoded(file, info):
+        if dtype == mx.float16:
+            with np.errstate(over="ignore"):
+                values[rows] = decoded
+            if np.isinf(values[rows]).any():
+                raise UnsupportedModelError(
+                    f"{file.path}: tensor {name}: {np.abs(decoded).max():g} is beyond float16, in which a GPU holds it"
+                )
+        else:
+            values[rows] = decoded.view(np.uint32) >> np.uint32(16)
+    return mx.array(values) if dtype == mx.float16 else mx.array(values).view(mx.bfloat16)
+
+
+def _decoded(file: GGUFFile, info: TensorInfo) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """Groups of rows of a tensor, seen as a matrix, with their finite values float32 [rows, columns]."""
+    stored = file.array(info.name)
+    stored = stored.reshape(-1, stored.shape[-1])
+    for rows in _row_groups((len(stored), info.shape[-1])):
+        with np.errstate(all="ignore"):  # whatever overflows here is found below
+            values = _decode(info, stored[rows])
+        _check_finite(file, info, values)
+        yield rows, values
+
+
+def _decode(info: TensorInfo, stored: NDArray) -> NDArray[np.float32]:
+    if info.type_name == "BF16":
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if info.ggml_type in _DECODERS:
+        return _DECODERS[info.ggml_type].dequantize(stored)
+    return stored.astype(np.float32)
 
 
 def packed(file: GGUFFile, name: str) -> Packed | None:
