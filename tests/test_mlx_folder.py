@@ -19,6 +19,7 @@ from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.generate import Generation, Session
 from tqgguf.runtime.load import open_model
+from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.sampling_params import SamplingParams
 
@@ -201,6 +202,13 @@ def test_a_bad_folder_is_refused_in_one_line(tmp_path, name):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(TqggufError, match=r"expected a config\.json in the model folder, found none"):
         open_model(tmp_path)
+
+
+def test_a_context_beyond_the_folders_names_the_setting_to_change(tmp_path):
+    config = open_model(write_folder(tmp_path)).config
+    assert resolve_context(config, 0) == 1024
+    with pytest.raises(RequestError, match=r"trained for 1024 tokens; .* \(rope_scaling in config\.json\)$"):
+        resolve_context(config, 5000)
 
 
 def test_rope_of_a_folder_is_not_overridden(tmp_path):

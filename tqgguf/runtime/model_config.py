@@ -131,9 +131,11 @@ def resolve_context(config: HasContext, asked: int) -> int:
     if asked < 0:
         raise RequestError(f"-c {asked}: expected a number of tokens, or 0 for the model's own context of {trained}")
     if asked > trained and not config.rope_overridden:
+        is_gguf = isinstance(config, ModelConfig)
+        how = f"--rope-scale {math.ceil(asked / trained)}" if is_gguf else "rope_scaling in config.json"
         raise RequestError(
-            f"-c {asked}: the model was trained for {trained} tokens; expected at most that, or stretched positions "
-            f"(--rope-scale {math.ceil(asked / trained)})"
+            f"-c {asked}: the model was trained for {trained} tokens; "
+            f"expected at most that, or stretched positions ({how})"
         )
     return asked or trained
 
