@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention import Reads
 from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
 from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.load import LoadedModel
@@ -174,6 +175,9 @@ def test_the_report_says_what_is_held_and_how_it_was_read(smollm2: LoadedModel) 
     assert report.f16_bytes == 30 * 3 * 2 * 300 * 128 + 4 * 300
     per_layer = sum(p + 1 for p in range(300))
     blocks = sum(p // 128 * 128 - 4 for p in range(128, 300))
-    assert report.reads.keys_from_blocks == report.reads.values_from_blocks == 30 * blocks
-    assert report.reads.keys_in_float == 30 * (per_layer - blocks)
+    assert report.prompt_reads.keys_from_blocks == report.prompt_reads.values_from_blocks == 30 * blocks
+    assert report.prompt_reads.keys_in_float == 30 * (per_layer - blocks)
+    assert report.answer_reads == Reads()
+    session.decode(5)
+    assert session.report().answer_reads == Reads(30 * 252, 30 * 49, 30 * 252, 30 * 49)
     assert (report.by_fallback, report.n_other_layers) == (0, 0)

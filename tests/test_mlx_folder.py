@@ -80,7 +80,7 @@ def test_a_folder_generates_over_turbo_caches(tmp_path, model_type, config):
     assert generation.finish in ("length", "eog")
     assert text == loaded.tokenizer.decode(generation.ids)
     report = session.report()
-    assert report.reads.keys_from_blocks > 0 and report.by_fallback == 0
+    assert report.prompt_reads.keys_from_blocks > 0 and report.by_fallback == 0
     assert report.kv_bytes < report.f16_bytes
     assert report.n_other_layers == (2 if model_type == "lfm2" else 0)
 

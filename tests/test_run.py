@@ -36,7 +36,8 @@ def test_stdout_carries_the_answer_alone_and_stderr_the_report(capsys) -> None:
         r"prompt: 37 tokens, [\d.]+ tokens/s; answer: \d+ decoded, [\d.]+ tokens/s; ended by the model", err
     )
     assert re.search(r"KV cache: K turbo4, V turbo3, first 4 tokens exact; 44 tokens in 1\.01 MB, as f16 1\.01 MB", err)
-    assert "keys read: 0.0% from blocks, 100.0% in float, none by fallback" in err
+    assert "keys read from blocks: prompt 0.0% (0 of 21,090), answer 0.0% (0 of " in err
+    assert "; the rest in f16, none by fallback" in err
 
 
 def test_json_is_one_object_with_the_text_and_the_figures(capsys) -> None:
@@ -56,7 +57,8 @@ def test_a_long_prompt_is_read_from_blocks(capsys, tmp_path: Path) -> None:
     )
     cache = json.loads(out)["kv_cache"]
     assert status == 0
-    assert cache["keys_from_blocks"] > 6 * cache["keys_in_float"] > 0
+    for phase, factor in (("prompt_reads", 6), ("answer_reads", 9)):
+        assert cache[phase]["keys_from_blocks"] > factor * cache[phase]["keys_in_float"] > 0
     assert cache["by_fallback"] == 0
     assert cache["f16_bytes"] > 3 * cache["kv_bytes"]
 

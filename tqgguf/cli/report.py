@@ -25,10 +25,10 @@ def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bo
         f"{prompt}; {answer}; {ENDINGS[finish]}",
         f"KV cache: K {cache.type_k}, V {cache.type_v}{prefix}; {cache.n_tokens:,} tokens in {_bytes(cache.kv_bytes)}, "
         f"as f16 {_bytes(cache.f16_bytes)} ({cache.f16_bytes / max(cache.kv_bytes, 1):.2f}x)",
-        _reads("keys", cache.reads.keys_from_blocks, cache.reads.keys_in_float, cache),
+        _reads("keys", cache.type_k, cache),
     ]
-    if cache.reads.values_from_blocks != cache.reads.keys_from_blocks:
-        report.append(_reads("values", cache.reads.values_from_blocks, cache.reads.values_in_float, cache))
+    if cache.prompt_reads.values_from_blocks != cache.prompt_reads.keys_from_blocks:
+        report.append(_reads("values", cache.type_v, cache))
     if cache.n_other_layers:
         report.append(f"{cache.n_other_layers} layers keep a cache of another kind, in full precision")
     if not greedy:
@@ -38,14 +38,19 @@ def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bo
 
 def as_json(cache: CacheReport, timing: Timing, finish: str, seed: int) -> dict[str, Any]:
     """The same figures by name. Bytes and counts are whole numbers, times seconds."""
-    figures = asdict(cache)
-    reads = figures.pop("reads")
-    return {
-        "finish": finish,
-        "seed": seed,
-        "timing": asdict(timing),
-        "kv_cache": {**figures, **reads},
-    }
+    return {"finish": finish, "seed": seed, "timing": asdict(timing), "kv_cache": asdict(cache)}
+
+
+def _reads(what: str, cache_type: str, cache: CacheReport) -> str:
+    """How many keys (or values) were read from blocks, for the prompt and for the answer, of how many."""
+    shares = []
+    for phase, reads in (("prompt", cache.prompt_reads), ("answer", cache.answer_reads)):
+        blocks, floats = (getattr(reads, f"{what}_{how}") for how in ("from_blocks", "in_float"))
+        if blocks + floats:
+            shares.append(f"{phase} {blocks / (blocks + floats):.1%} ({blocks:,} of {blocks + floats:,})")
+    rest = cache_type if cache_type in ("f32", "bf16") else "f16"
+    fallback = f"{cache.by_fallback:,} by fallback" if cache.by_fallback else "none by fallback"
+    return f"{what} read from blocks: {', '.join(shares) or 'none'}; the rest in {rest}, {fallback}"
 
 
 def _rate(tokens: int, seconds: float) -> str:
@@ -57,10 +62,3 @@ def _bytes(n: int) -> str:
         if n >= size:
             return f"{n / size:.2f} {unit}"
     return f"{n} B"
-
-
-def _reads(what: str, blocks: int, floats: int, cache: CacheReport) -> str:
-    total = blocks + floats + cache.by_fallback
-    shares = [f"{n / total:.1%} {how}" for n, how in ((blocks, "from blocks"), (floats, "in float")) if total]
-    fallback = f"{cache.by_fallback / total:.1%}" if cache.by_fallback else "none"
-    return f"{what} read: {', '.join(shares) or 'none'}, {fallback} by fallback"

@@ -18,7 +18,7 @@ from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
 from tqgguf.runtime.kv_cache import check_cache_types
-from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.runtime.load import describe_device, embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
 
@@ -66,7 +66,8 @@ class _Run:
         loading.end()
         if request.verbose:
             self.say(f"model: {opened.path}: {config.architecture} {config.name}, {config.n_layers} layers")
-            self.say(f"matmul: {blas.name}")
+            device = describe_device()
+            self.say(f"device: {device}" + (f", matmul by {blas.name}" if device == "CPU" else ""))
         self.session = Session(
             loaded,
             request.type_k,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -40,6 +40,10 @@ def check_prompt(n_tokens: int, n_ctx: int) -> None:
         raise RequestError(f"the prompt has {n_tokens} tokens: expected at most {n_ctx}, the size of the context (-c)")
 
 
+def _combine(operation: Callable[[int, int], int], a: Reads, b: Reads) -> Reads:
+    return Reads(*map(operation, astuple(a), astuple(b)))
+
+
 def round_chunk(chunk: int) -> int:
     """The grid step that a requested one becomes: the next multiple of a page."""
     return max(1, -(-chunk // PAGE_TOKENS)) * PAGE_TOKENS
@@ -65,7 +69,8 @@ class CacheReport:
     n_prefix: int
     kv_bytes: int
     f16_bytes: int
-    reads: Reads
+    prompt_reads: Reads
+    answer_reads: Reads
     by_fallback: int
     n_other_layers: int
 
@@ -94,6 +99,7 @@ class Session:
         self.tokens: list[int] = []
         """Token ids that the cache holds."""
         self.timing = Timing()
+        self._prompt_reads = Reads()
 
     def _new_cache(self) -> list[Any]:
         return make_prompt_cache(
@@ -112,7 +118,7 @@ class Session:
         """
         check_prompt(len(ids), self.n_ctx)
         done = self._reuse(ids)
-        start = time.perf_counter()
+        start, before = time.perf_counter(), replace(self.usage.reads)
         logits: NDArray[np.float32] | None = None
         self.timing.prompt_tokens += len(ids) - done
         while done < len(ids):
@@ -122,6 +128,7 @@ class Session:
             if progress is not None:
                 progress(done, len(ids))
         self.timing.prompt_seconds += time.perf_counter() - start
+        self._prompt_reads = _combine(int.__add__, self._prompt_reads, _combine(int.__sub__, self.usage.reads, before))
         assert logits is not None
         return logits
 
@@ -184,7 +191,8 @@ class Session:
             n_prefix=min(self.n_prefix, n),
             kv_bytes=kv_bytes(shapes, self.type_k, self.type_v, n, self.n_prefix),
             f16_bytes=kv_bytes(shapes, "f16", "f16", n, 0),
-            reads=self.usage.reads,
+            prompt_reads=self._prompt_reads,
+            answer_reads=_combine(int.__sub__, self.usage.reads, self._prompt_reads),
             by_fallback=self.usage.by_fallback,
             n_other_layers=len(self.cache) - n_blocks,
         )
