@@ -20,6 +20,7 @@ import numpy as np
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
 from tqgguf.runtime.kv_sides import PAGE, SideView
+from tqgguf.runtime.native.library import load_library
 
 TILE_PAGES = 8  # pages decoded at a time: 1,024 keys, large enough for the matmul, small enough for the caches
 FLOAT_GROUP_ROWS = 256  # query rows handled together where no page boundary cuts them
@@ -62,6 +63,20 @@ class Reading(Protocol):
     def unrotate(self, side: SideView, x: Any) -> Any:
         """float32 [..., head_dim] out of the side's rotated domain."""
 
+    def answer(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        *,
+        offset: int,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+        reads: Reads | None,
+    ) -> mx.array | None:
+        """What `attend` returns for the same arguments, where the backend does the whole step by itself; else None."""
+
 
 class NumpyReading:
     """For the CPU: byte tables for decoding, BLAS for the products. Evaluates what it reads."""
@@ -88,6 +103,20 @@ class NumpyReading:
     def unrotate(self, side: SideView, x: Any) -> Any:
         return side.codec.unrotate(x)
 
+    def answer(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        *,
+        offset: int,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+        reads: Reads | None,
+    ) -> mx.array | None:
+        return None
+
 
 class MlxReading:
     """For GPUs until the kernels take over, and the numpy reading's twin in tests. Lazy."""
@@ -112,10 +141,18 @@ class MlxReading:
     def unrotate(self, side: SideView, x: Any) -> Any:
         return block_ops.unrotate(side.codec.rotation, x)
 
+    def answer(self, q: mx.array, k: SideView, v: SideView, **step: Any) -> mx.array | None:
+        return None
+
 
 def default_reading() -> Reading:
-    """numpy where mlx computes on a CPU, MLX operations elsewhere."""
-    return NumpyReading() if mx.default_device() == mx.cpu else MlxReading()
+    """Where mlx computes on a CPU the C library, or numpy where it was not built; MLX operations elsewhere."""
+    if mx.default_device() != mx.cpu:
+        return MlxReading()
+    from tqgguf.runtime.attention_c import CReading  # which builds on this module
+
+    library = load_library()
+    return NumpyReading() if library is None else CReading(library)
 
 
 def _numpy(a: mx.array) -> Any:
@@ -141,6 +178,9 @@ def attend(
     into.
     Returns [1, n_heads, rows, head_dim of v] in q's dtype.
     """
+    answer = reading.answer(q, k, v, offset=offset, scale=scale, window=window, sinks=sinks, reads=reads)
+    if answer is not None:
+        return answer
     _, n_heads, n_rows, _ = q.shape
     n_kv_heads = k.rows.shape[0]
     own = _Rows(reading, k, v)

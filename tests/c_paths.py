@@ -1,0 +1,19 @@
+"""The C library as the tests use it: built or not, and with each path that this machine can run."""
+
+from __future__ import annotations
+
+from tqgguf.runtime.attention_c import CReading
+from tqgguf.runtime.native.library import Library, load_library
+
+LIBRARY = load_library()
+C_PATHS = [] if LIBRARY is None else LIBRARY.runnable_paths()
+
+
+def library(path: str) -> Library:
+    """The library, with a path of C_PATHS serving from now on."""
+    assert LIBRARY is not None and LIBRARY.select_path(path)
+    return LIBRARY
+
+
+def c_reading(path: str) -> CReading:
+    return CReading(library(path))

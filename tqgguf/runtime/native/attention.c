@@ -1,0 +1,402 @@
+/* One step of attention from blocks: queries rotated once, keys split into units that threads share, one decode of every
+ * code for all queries of a KV head, softmax online within a unit, units merged by log-sum-exp, outputs rotated back once.
+ *
+ * A unit is a KV head and either a run of pages (blocks, in the rotated domain) or the own page with the exact prefix (in
+ * original axes). Runs depend on the number of pages alone and are merged in order, so results are the same for any
+ * number of threads. Kernels over rows of codes are in attend.inc. */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "float16.h"
+#include "pages.h"
+#include "path.h"
+#include "rotate.h"
+#include "threads.h"
+
+enum {
+    LEAST_RUN = 8,  /* pages; smaller units cost more in merging than they gain in balance */
+    MOST_RUNS = 32, /* of a head, until runs reach LARGEST_RUN pages: bounds the workspace */
+    LARGEST_RUN = TQ_PAGE,
+    DECODED_ROWS = 32, /* rows that are decoded at a time where no kernel reads their codes: they stay in L1 */
+    SMALL_STEP = 512   /* keys times KV heads below which waking other threads costs more than it gains */
+};
+
+struct step {
+    const struct tq_attention *a;
+    const struct tq_path *path;
+    int n_queries, k_dim, v_dim; /* queries of a KV head: its heads times rows */
+    int n_pages, pages_per_run, n_runs, n_units;
+    int k_kernels, v_kernels;    /* whether kernels read the codes of pages themselves */
+    float *plain, *coded;        /* queries [n_kv_heads][n_queries][k_dim], scaled; coded as pages are */
+    float *partial;              /* [n_kv_heads][n_units] times n_queries maxima, sums, and sums of values */
+    atomic_int *left;            /* units of each head that are not done yet */
+    float *scratch;              /* of each worker */
+    size_t partial_size, scratch_size;
+};
+
+/* A worker's memory, all with a pitch of TQ_PAGE per query or row of scales. */
+struct scratch {
+    float *scores, *offsets, *factors, *decoded, *merged;
+};
+
+/* Some keys and values at consecutive positions: rows lo .. hi - 1 of a page, the page's row 0 at `position`. */
+struct tile {
+    const struct tq_plane *k, *v;
+    int64_t page, position;
+    int lo, hi, coded;
+    const float *offsets; /* added to the scores of each query, or NULL */
+};
+
+static size_t multiple_of_16(size_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+static int larger(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+static struct scratch scratch_of(const struct step *s, int worker)
+{
+    struct scratch scratch;
+    float *at = s->scratch + (size_t)worker * s->scratch_size;
+    scratch.scores = at;
+    scratch.offsets = scratch.scores + (size_t)s->n_queries * TQ_PAGE;
+    scratch.factors = scratch.offsets + (size_t)s->n_queries * TQ_PAGE;
+    scratch.decoded = scratch.factors + TQ_MAX_ROW_SCALES * TQ_PAGE;
+    scratch.merged = scratch.decoded + DECODED_ROWS * TQ_MAX_HEAD_DIM;
+    return scratch;
+}
+
+static size_t size_of_scratch(int n_queries, int v_dim)
+{
+    size_t floats = 2 * (size_t)n_queries * TQ_PAGE + TQ_MAX_ROW_SCALES * TQ_PAGE + DECODED_ROWS * TQ_MAX_HEAD_DIM;
+    return multiple_of_16(floats + 2 * (size_t)v_dim);
+}
+
+/* Rows lo .. hi - 1 of a page with their scales, which go to `factors`. */
+static struct tq_rows rows_of(const struct step *s, const struct tq_codec *codec, const struct tq_plane *plane,
+                              int64_t page, int64_t head, int lo, int hi, float *factors)
+{
+    struct tq_rows rows = {plane->codes + page * plane->page + head * plane->head + lo * plane->token, plane->token,
+                           factors, hi - lo};
+    if (plane->kind < TQ_F16) {
+        int n = tq_row_scales(codec);
+        const char *scales = (const char *)plane->scales + page * plane->scale_page + head * plane->scale_head;
+        tq_load_scales(s->path, (const uint16_t *)(const void *)scales + (size_t)lo * n, hi - lo, n, factors);
+    }
+    return rows;
+}
+
+/* The largest number of queries, at most `wanted`, that a kernel of this kind takes at once; 0 where there is none. */
+static int queries_at_once(const struct tq_path *path, int kind, int wanted)
+{
+    int n = wanted < TQ_MAX_QUERIES ? wanted : TQ_MAX_QUERIES;
+    while (n > 0 && path->scores[kind][n - 1] == NULL)
+        n--;
+    return n;
+}
+
+/* Whether kernels read codes of this kind for so many queries: one pass over them must do, or nearly. */
+static int has_kernels(const struct tq_path *path, int64_t kind, int n_queries)
+{
+    int most = queries_at_once(path, (int)kind, TQ_MAX_QUERIES);
+    return most > 0 && (kind == TQ_F32 || n_queries <= most);
+}
+
+static void score_queries(const struct step *s, int kind, const struct tq_codec *codec, const struct tq_rows *rows,
+                          const float *queries, float *scores)
+{
+    for (int q = 0, n; q < s->n_queries; q += n) {
+        n = queries_at_once(s->path, kind, s->n_queries - q);
+        s->path->scores[kind][n - 1](codec, rows, queries + (ptrdiff_t)q * codec->head_dim,
+                                     scores + (ptrdiff_t)q * TQ_PAGE);
+    }
+}
+
+static void add_values(const struct step *s, int kind, const struct tq_codec *codec, const struct tq_rows *rows,
+                       const float *weights, float *sums)
+{
+    for (int q = 0, n; q < s->n_queries; q += n) {
+        n = queries_at_once(s->path, kind, s->n_queries - q);
+        s->path->values[kind][n - 1](codec, rows, weights + (ptrdiff_t)q * TQ_PAGE,
+                                     sums + (ptrdiff_t)q * codec->head_dim);
+    }
+}
+
+/* The next rows of `rows` from `first` on, decoded into `out`. */
+static struct tq_rows decode_some(const struct step *s, int kind, const struct tq_codec *codec,
+                                  const struct tq_rows *rows, int first, float *out)
+{
+    int n = rows->n - first < DECODED_ROWS ? rows->n - first : DECODED_ROWS;
+    struct tq_rows some = {rows->codes + first * rows->stride, rows->stride, rows->factors + first, n};
+    s->path->decode(kind, codec, &some, out);
+    return (struct tq_rows){(const uint8_t *)out, codec->head_dim * (int64_t)sizeof(float), NULL, n};
+}
+
+static void score_rows(const struct step *s, int has_kernel, int kind, const struct tq_codec *codec,
+                       const struct tq_rows *rows, const float *queries, float *scores, float *decoded)
+{
+    if (has_kernel) {
+        score_queries(s, kind, codec, rows, queries, scores);
+        return;
+    }
+    for (int t = 0; t < rows->n; t += DECODED_ROWS) {
+        struct tq_rows some = decode_some(s, kind, codec, rows, t, decoded);
+        score_queries(s, TQ_F32, codec, &some, queries, scores + t);
+    }
+}
+
+static void add_rows(const struct step *s, int has_kernel, int kind, const struct tq_codec *codec,
+                     const struct tq_rows *rows, const float *weights, float *sums, float *decoded)
+{
+    if (has_kernel) {
+        add_values(s, kind, codec, rows, weights, sums);
+        return;
+    }
+    for (int t = 0; t < rows->n; t += DECODED_ROWS) {
+        struct tq_rows some = decode_some(s, kind, codec, rows, t, decoded);
+        add_values(s, TQ_F32, codec, &some, weights + t, sums);
+    }
+}
+
+/* Where the first position that row `row` of the step sees lies in a tile, at least lo. */
+static int first_seen(const struct tq_attention *a, const struct tile *tile, int64_t row)
+{
+    int64_t first = a->window ? a->offset + row - a->window + 1 - tile->position : tile->lo;
+    return (int)(first > tile->lo ? first : tile->lo);
+}
+
+/* Where the keys end that row `row` sees, at most hi. */
+static int end_seen(const struct tq_attention *a, const struct tile *tile, int64_t row)
+{
+    int64_t end = a->offset + row + 1 - tile->position;
+    return (int)(end < tile->hi ? end : tile->hi);
+}
+
+static void hide_unseen(const struct step *s, const struct tile *tile, float *scores)
+{
+    int64_t n_rows = s->a->n_rows;
+    int first_row_end = end_seen(s->a, tile, 0), last_row_first = first_seen(s->a, tile, n_rows - 1);
+    if (first_row_end == tile->hi && last_row_first == tile->lo)
+        return;
+    for (int q = 0; q < s->n_queries; q++) {
+        float *row = scores + (ptrdiff_t)q * TQ_PAGE - tile->lo;
+        int lo = first_seen(s->a, tile, q % n_rows), hi = end_seen(s->a, tile, q % n_rows);
+        for (int t = tile->lo; t < tile->hi; t++)
+            if (t < lo || t >= hi)
+                row[t] = -INFINITY;
+    }
+}
+
+/* Take a tile into a unit's softmax: maxima[n_queries], then sums[n_queries], then sums of values. */
+static void see(const struct step *s, struct tile tile, int64_t head, float *partial, struct scratch scratch)
+{
+    const struct tq_attention *a = s->a;
+    tile.lo = first_seen(a, &tile, 0);
+    tile.hi = end_seen(a, &tile, a->n_rows - 1);
+    if (tile.lo >= tile.hi)
+        return;
+    const float *queries = (tile.coded ? s->coded : s->plain) + head * s->n_queries * s->k_dim;
+    int k_kernels = tile.coded ? s->k_kernels : has_kernels(s->path, tile.k->kind, s->n_queries);
+    int v_kernels = tile.coded ? s->v_kernels : has_kernels(s->path, tile.v->kind, s->n_queries);
+
+    struct tq_rows rows = rows_of(s, a->k_codec, tile.k, tile.page, head, tile.lo, tile.hi, scratch.factors);
+    score_rows(s, k_kernels, (int)tile.k->kind, a->k_codec, &rows, queries, scratch.scores, scratch.decoded);
+    for (int q = 0; q < s->n_queries && tile.offsets != NULL; q++)
+        for (int t = 0; t < rows.n; t++)
+            scratch.scores[q * TQ_PAGE + t] += tile.offsets[q * TQ_PAGE];
+    hide_unseen(s, &tile, scratch.scores);
+
+    float *maxima = partial, *sums = maxima + s->n_queries, *values = partial + multiple_of_16(2 * (size_t)s->n_queries);
+    for (int q = 0; q < s->n_queries; q++) {
+        float decay = s->path->soften(scratch.scores + (ptrdiff_t)q * TQ_PAGE, rows.n, maxima + q, sums + q);
+        if (decay != 1.0f)
+            s->path->blend(values + (ptrdiff_t)q * s->v_dim, decay, NULL, 0.0f, s->v_dim);
+    }
+    rows = rows_of(s, a->v_codec, tile.v, tile.page, head, tile.lo, tile.hi, scratch.factors);
+    add_rows(s, v_kernels, (int)tile.v->kind, a->v_codec, &rows, scratch.scores, values, scratch.decoded);
+}
+
+/* query . mean of each page of a run, to offsets[query][page of the run] */
+static void score_means(const struct step *s, int64_t head, int first, int n, struct scratch scratch)
+{
+    const struct tq_attention *a = s->a;
+    struct tq_rows means = {(const uint8_t *)a->page_means + first * a->mean_page + head * a->mean_head, a->mean_page,
+                            NULL, n};
+    score_rows(s, has_kernels(s->path, TQ_F16, s->n_queries), TQ_F16, a->k_codec, &means,
+               s->plain + head * s->n_queries * s->k_dim, scratch.offsets, scratch.decoded);
+}
+
+static void see_run(const struct step *s, int64_t head, int run, float *partial, struct scratch scratch)
+{
+    const struct tq_attention *a = s->a;
+    int first = run * s->pages_per_run, n = s->n_pages - first;
+    n = n < s->pages_per_run ? n : s->pages_per_run;
+    if (a->page_means != NULL)
+        score_means(s, head, first, n, scratch);
+    for (int i = 0; i < n; i++) {
+        int64_t page = a->first_page + first + i;
+        see(s,
+            (struct tile){.k = &a->k_pages, .v = &a->v_pages, .page = first + i, .position = page * TQ_PAGE,
+                          .lo = page == 0 ? (int)a->n_prefix : 0, .hi = TQ_PAGE, .coded = 1,
+                          .offsets = a->page_means != NULL ? scratch.offsets + i : NULL},
+            head, partial, scratch);
+    }
+}
+
+static void see_own(const struct step *s, int64_t head, float *partial, struct scratch scratch)
+{
+    const struct tq_attention *a = s->a;
+    int64_t start = a->offset / TQ_PAGE * TQ_PAGE;
+    see(s, (struct tile){.k = &a->k_own, .v = &a->v_own, .position = start, .hi = TQ_PAGE}, head, partial, scratch);
+    if (start > 0 && a->first_page == 0 && a->n_prefix > 0)
+        see(s, (struct tile){.k = &a->k_prefix, .v = &a->v_prefix, .hi = (int)a->n_prefix}, head, partial, scratch);
+}
+
+static void reorder(const uint8_t *order, float *x, int n, int back)
+{
+    float from[16];
+    for (; n > 0; n -= 16, x += 16) {
+        memcpy(from, x, sizeof from);
+        for (int i = 0; i < 16; i++)
+            if (back)
+                x[order[i]] = from[i];
+            else
+                x[i] = from[order[i]];
+    }
+}
+
+/* Every unit of a head to its outputs. The last unit of each head is the own page. */
+static void merge(const struct step *s, int64_t head, struct scratch scratch)
+{
+    const struct tq_attention *a = s->a;
+    const float *partial = s->partial + (size_t)head * s->n_units * s->partial_size;
+    size_t values_at = multiple_of_16(2 * (size_t)s->n_queries);
+    float *coded = scratch.merged, *plain = coded + s->v_dim;
+    for (int q = 0; q < s->n_queries; q++) {
+        int64_t query_head = head * a->group + q / a->n_rows;
+        float maximum = a->sinks != NULL ? a->sinks[query_head] : -INFINITY;
+        for (int unit = 0; unit < s->n_units; unit++)
+            maximum = fmaxf(maximum, partial[unit * s->partial_size + (size_t)q]);
+        float sum = a->sinks != NULL ? expf(a->sinks[query_head] - maximum) : 0.0f;
+        memset(coded, 0, 2 * (size_t)s->v_dim * sizeof(float));
+        for (int unit = 0; unit < s->n_units; unit++) {
+            const float *from = partial + unit * s->partial_size;
+            float weight = expf(from[q] - maximum);
+            if (weight == 0.0f)
+                continue;
+            sum += weight * from[s->n_queries + q];
+            s->path->blend(unit < s->n_runs ? coded : plain, 1.0f, from + values_at + (size_t)q * s->v_dim, weight,
+                           s->v_dim);
+        }
+        if (s->n_runs > 0) {
+            if (s->v_kernels && a->v_pages.kind == TQ_NIBBLE_PAIRS && s->path->pair_order != NULL)
+                reorder(s->path->pair_order, coded, s->v_dim, 1);
+            if (a->v_pages.kind < TQ_F16)
+                tq_rotate(a->v_codec, coded, 1);
+        }
+        float *out = a->out + ((ptrdiff_t)head * s->n_queries + q) * s->v_dim;
+        for (int i = 0; i < s->v_dim; i++)
+            out[i] = (plain[i] + coded[i]) / sum;
+    }
+}
+
+static void run_unit(void *context, int index, int worker)
+{
+    const struct step *s = context;
+    struct scratch scratch = scratch_of(s, worker);
+    int64_t head = index / s->n_units;
+    int unit = index % s->n_units;
+    float *partial = s->partial + (size_t)index * s->partial_size;
+    memset(partial, 0, s->partial_size * sizeof(float));
+    for (int q = 0; q < s->n_queries; q++)
+        partial[q] = -INFINITY;
+    if (unit < s->n_runs)
+        see_run(s, head, unit, partial, scratch);
+    else
+        see_own(s, head, partial, scratch);
+    if (atomic_fetch_sub(&s->left[head], 1) == 1)
+        merge(s, head, scratch);
+}
+
+static float number_of(int64_t kind, const uint8_t *at)
+{
+    if (kind == TQ_F32) {
+        uint32_t bits;
+        memcpy(&bits, at, 4);
+        return tq_float(bits);
+    }
+    uint16_t bits;
+    memcpy(&bits, at, 2);
+    return kind == TQ_F16 ? tq_from_f16(bits) : tq_from_bf16(bits);
+}
+
+/* The queries times the scale; and divided by the channel scale, rotated, in the order of the kernels. */
+static void prepare_queries(const struct step *s)
+{
+    const struct tq_attention *a = s->a;
+    int width = a->query_kind == TQ_F32 ? 4 : 2, is_coded = a->k_pages.kind < TQ_F16;
+    float scale = (float)a->scale;
+    for (int64_t head = 0; head < a->n_kv_heads * a->group; head++) {
+        const float *divisor = a->channel_scale == NULL ? NULL : a->channel_scale + head / a->group * s->k_dim;
+        for (int64_t row = 0; row < a->n_rows; row++) {
+            const uint8_t *from = (const uint8_t *)a->query + head * a->query_head + row * a->query_row;
+            float *plain = s->plain + (head * a->n_rows + row) * s->k_dim;
+            float *coded = s->coded + (head * a->n_rows + row) * s->k_dim;
+            for (int i = 0; i < s->k_dim; i++)
+                plain[i] = number_of(a->query_kind, from + (size_t)i * width) * scale;
+            if (s->n_runs == 0)
+                continue;
+            for (int i = 0; i < s->k_dim; i++)
+                coded[i] = divisor == NULL ? plain[i] : plain[i] / divisor[i];
+            if (is_coded)
+                tq_rotate(a->k_codec, coded, 0);
+            if (s->k_kernels && a->k_pages.kind == TQ_NIBBLE_PAIRS && s->path->pair_order != NULL)
+                reorder(s->path->pair_order, coded, s->k_dim, 0);
+        }
+    }
+}
+
+int tq_attend(const struct tq_attention *a)
+{
+    struct step s = {.a = a, .path = tq_path(), .n_queries = (int)(a->group * a->n_rows),
+                     .k_dim = a->k_codec->head_dim, .v_dim = a->v_codec->head_dim};
+    s.n_pages = (int)(a->offset / TQ_PAGE - a->first_page);
+    s.pages_per_run = larger(LEAST_RUN, (s.n_pages + MOST_RUNS - 1) / MOST_RUNS);
+    s.pages_per_run = s.pages_per_run < LARGEST_RUN ? s.pages_per_run : LARGEST_RUN;
+    s.n_runs = (s.n_pages + s.pages_per_run - 1) / s.pages_per_run;
+    s.n_units = s.n_runs + 1;
+    s.k_kernels = has_kernels(s.path, a->k_pages.kind, s.n_queries);
+    s.v_kernels = has_kernels(s.path, a->v_pages.kind, s.n_queries);
+
+    int n_threads = tq_threads();
+    int64_t n_keys = a->offset - a->first_page * TQ_PAGE;
+    size_t n_queries = (size_t)a->n_kv_heads * s.n_queries, n_units = (size_t)a->n_kv_heads * s.n_units;
+    s.partial_size = multiple_of_16(2 * (size_t)s.n_queries) + (size_t)s.n_queries * s.v_dim;
+    s.scratch_size = size_of_scratch(s.n_queries, s.v_dim);
+    size_t counters = multiple_of_16((size_t)a->n_kv_heads * sizeof(atomic_int) / sizeof(float) + 1);
+    size_t floats = 2 * n_queries * s.k_dim + n_units * s.partial_size + n_threads * s.scratch_size + counters;
+    float *memory = aligned_alloc(64, floats * sizeof(float));
+    if (memory == NULL)
+        return -1;
+    s.plain = memory;
+    s.coded = s.plain + n_queries * s.k_dim;
+    s.partial = s.coded + n_queries * s.k_dim;
+    s.scratch = s.partial + n_units * s.partial_size;
+    s.left = (atomic_int *)(s.scratch + n_threads * s.scratch_size);
+    for (int64_t head = 0; head < a->n_kv_heads; head++)
+        atomic_init(&s.left[head], s.n_units);
+
+    prepare_queries(&s);
+    if (n_keys * a->n_kv_heads < SMALL_STEP)
+        for (size_t unit = 0; unit < n_units; unit++)
+            run_unit(&s, (int)unit, 0);
+    else
+        tq_share((int)n_units, run_unit, &s);
+    free(memory);
+    return 0;
+}
