@@ -185,8 +185,5 @@ class _Run:
         if not hasattr(self, "session") or not self.session.tokens:
             return
         greedy = self.request.sampling.temp <= 0
-        for line in report.lines(
-            self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy
-        ):
+        for line in report.lines(self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy):
             self.say(line)
-

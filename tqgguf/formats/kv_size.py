@@ -14,6 +14,7 @@ from tqgguf.formats.codec import Side, resolve_codec
 PAGE_TOKENS = 128  # tokens per page: fixed by the format
 F16_BYTES = 2
 TOKEN_ID_BYTES = 4
+SIDES: tuple[Side, Side] = ("k", "v")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def kv_bytes(layers: Iterable[LayerShape], type_k: str, type_v: str, n_tokens: i
     return TOKEN_ID_BYTES * n_tokens + sum(
         _side_bytes(layer, cache_type, side, n_tokens, n_prefix)
         for layer in layers
-        for side, cache_type in (("k", type_k), ("v", type_v))
+        for side, cache_type in zip(SIDES, (type_k, type_v), strict=True)
     )
 
 

@@ -102,9 +102,7 @@ class Session:
         self._prompt_reads = Reads()
 
     def _new_cache(self) -> list[Any]:
-        return make_prompt_cache(
-            self.loaded.model, self.type_k, self.type_v, n_prefix=self.n_prefix, usage=self.usage
-        )
+        return make_prompt_cache(self.loaded.model, self.type_k, self.type_v, n_prefix=self.n_prefix, usage=self.usage)
 
     @property
     def room(self) -> int:

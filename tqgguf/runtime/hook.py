@@ -105,8 +105,9 @@ def scaled_dot_product_attention(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    step = getattr(keys, "step", None)
-    if step is None or getattr(values, "step", None) is not step:
+    step: Any = getattr(keys, "step", None)
+    step_of_values: Any = getattr(values, "step", None)
+    if step is None or step_of_values is not step:
         return _original(queries, keys, values, cache, scale, mask, sinks)
     if isinstance(mask, CausalMask):
         return step.attend(queries, scale, mask.window, sinks)
@@ -121,4 +122,4 @@ def install() -> None:
     """Put the dispatcher into every mlx-lm model module that is loaded; modules loaded later need another call."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_MODELS) and getattr(module, "scaled_dot_product_attention", None) is _original:
-            module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[union-attr]
+            module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[attr-defined]
