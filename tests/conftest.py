@@ -1,4 +1,4 @@
-"""Before any test module imports mlx: tqgguf.runtime, which loads the fast BLAS. Tests compute on the CPU everywhere."""
+"""Before any test imports mlx: tqgguf.runtime, which loads the fast BLAS. Tests compute on the CPU everywhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A chat as a growing list of messages. Every turn renders the whole conversation, and `Session.prefill` keeps what that
-has in common with what it holds. Knows templates and token ids; nothing of models or terminals.
+"""A chat as a growing list of messages. Every turn renders the whole conversation, and `Session.prefill` keeps what
+that has in common with what it holds. Knows templates and token ids; nothing of models or terminals.
 """
 
 from __future__ import annotations

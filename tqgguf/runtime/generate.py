@@ -61,7 +61,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the cache holds: types as resolved, bytes by the design's formula, what f16 would need, and what was read."""
+    """What the cache holds: types, bytes by the design's formula, what f16 would need, and what was read."""
 
     type_k: str
     type_v: str
