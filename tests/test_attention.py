@@ -13,9 +13,10 @@ from covering import pairwise
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.codec import resolve_codec
 from tqgguf.runtime import hook
-from tqgguf.runtime.attention import MlxReading, NumpyReading, attend
+from tqgguf.runtime.attention import attend
 from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.kv_sides import SideView
+from tqgguf.runtime.readings import MlxReading, NumpyReading
 
 LIMIT = 2e-3  # of the output's norm
 READINGS = {"numpy": NumpyReading(), "mlx": MlxReading()}

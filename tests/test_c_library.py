@@ -20,11 +20,12 @@ from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime import hook
-from tqgguf.runtime.attention import NumpyReading, Reads, attend
+from tqgguf.runtime.attention import attend
 from tqgguf.runtime.attention_c import MOST_ROWS
 from tqgguf.runtime.kv_cache import BlockKVCache, default_prefix
 from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.native.library import load_library
+from tqgguf.runtime.readings import NumpyReading, Reads
 
 BLOCK_TYPE_NAMES = [t for t in CACHE_TYPE_NAMES if t not in ("f32", "f16", "bf16")]
 ENCODED = ("turbo4", "turbo3", "turbo2", "q8_0", "q4_0")

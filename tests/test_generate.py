@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention import Reads
 from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
 from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.load import LoadedModel
+from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.sampling import Sampler, SamplingParams
 
 TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()[1500:]  # natural text that every checkout has

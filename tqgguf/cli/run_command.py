@@ -13,12 +13,12 @@ from tqgguf.cli.progress import ProgressLine
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.blas import load_fast_blas
+from tqgguf.runtime import backends
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
 from tqgguf.runtime.kv_cache import check_cache_types
-from tqgguf.runtime.load import describe_device, embedded_model, open_model
+from tqgguf.runtime.load import embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
 
@@ -40,7 +40,6 @@ class _Run:
         self.request, self.texts = request, texts
         for notice in request.notices + texts.notices:
             self.say(notice)
-        blas = load_fast_blas()
         opened = open_model(
             request.model or embedded_model(),
             rope_freq_base=request.rope_freq_base,
@@ -59,15 +58,14 @@ class _Run:
         self.first = self._encode(texts.prompt) if texts.prompt is not None else None
         if self.first is not None:
             check_prompt(len(self.first), n_ctx)
-        if request.threads > 0 and blas.set_threads is not None:
-            blas.set_threads(request.threads)
+        if request.threads > 0:
+            backends.set_threads(request.threads)
         loading = ProgressLine("loading", "bytes")
         loaded = opened.load(loading.update)
         loading.end()
         if request.verbose:
             self.say(f"model: {opened.path}: {config.architecture} {config.name}, {config.n_layers} layers")
-            device = describe_device()
-            self.say(f"device: {device}" + (f", matmul by {blas.name}" if device == "CPU" else ""))
+            self.say(f"device: {backends.describe()}")
         self.session = Session(
             loaded,
             request.type_k,

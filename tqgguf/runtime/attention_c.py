@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
-from tqgguf.runtime.attention import NumpyReading, Reads
 from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.native.library import (
     KINDS,
@@ -30,6 +29,7 @@ from tqgguf.runtime.native.library import (
     page_plane,
     row_plane,
 )
+from tqgguf.runtime.readings import NumpyReading, Reads
 
 MOST_ROWS = 16  # rows of a step that C answers; matrix products over decoded pages are faster for more
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import PAGE_TOKENS, kv_bytes
-from tqgguf.runtime.attention import Reads
 from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_cache import BlockKVCache, default_prefix, make_prompt_cache
 from tqgguf.runtime.load import LoadedModel
+from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.text_stream import TextStream
 

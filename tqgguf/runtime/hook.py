@@ -16,8 +16,9 @@ import mlx.core as mx
 from mlx_lm.models import base
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention import Reading, Reads, attend
+from tqgguf.runtime.attention import attend
 from tqgguf.runtime.kv_sides import SideView
+from tqgguf.runtime.readings import Reading, Reads
 
 _MODELS = "mlx_lm.models"
 _original = base.scaled_dot_product_attention

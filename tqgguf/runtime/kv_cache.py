@@ -19,8 +19,9 @@ from tqgguf.formats.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import block_ops, hook
-from tqgguf.runtime.attention import Reading, default_reading
+from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView
+from tqgguf.runtime.readings import Reading
 
 TURBO_PREFIX = 4  # tokens kept in f16 at the start: measured to halve the damage of 3-bit keys
 

@@ -90,11 +90,6 @@ def open_model(
     return OpenFolder(Path(path))
 
 
-def describe_device() -> str:
-    """Where mlx computes."""
-    return "CPU" if mx.default_device() == mx.cpu else "GPU"
-
-
 def load_model(path: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> LoadedModel:
     """Open and load a model; the embedded default one if no path is given."""
     return open_model(path or embedded_model()).load(progress)

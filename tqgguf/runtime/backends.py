@@ -1,0 +1,35 @@
+"""Which backend attends, decodes and encodes, by where mlx computes and what was built."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from tqgguf.runtime.attention_c import CReading
+from tqgguf.runtime.blas import load_fast_blas
+from tqgguf.runtime.native.library import load_library
+from tqgguf.runtime.readings import MlxReading, NumpyReading, Reading
+
+
+def default_reading() -> Reading:
+    """On a CPU the C library, or numpy where it was not built; MLX operations on a GPU."""
+    if mx.default_device() != mx.cpu:
+        return MlxReading()
+    library = load_library()
+    return NumpyReading() if library is None else CReading(library)
+
+
+def set_threads(n: int) -> None:
+    """Let the CPU backend use n threads: matrix products and the C library."""
+    load_fast_blas().set_threads(n)
+    library = load_library()
+    if library is not None:
+        library.set_threads(n)
+
+
+def describe() -> str:
+    """Device and backend in words, for -v."""
+    if mx.default_device() != mx.cpu:
+        return "GPU; attention by MLX operations"
+    library = load_library()
+    how = "numpy" if library is None else f"the C library ({library.path_name}, {library.threads} threads)"
+    return f"CPU; attention by {how}; matmul by {load_fast_blas().name}"

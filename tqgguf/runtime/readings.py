@@ -1,0 +1,140 @@
+"""How a backend reads a cache's sides: decoding, rotating and loading into arrays of its own kind.
+
+numpy on a CPU, MLX operations on a GPU; `attention_c` adds the C library. Which of them serves is decided in
+`backends`, what is read by which query in `attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from tqgguf.formats.codec import Codec
+from tqgguf.runtime import block_ops
+from tqgguf.runtime.kv_sides import SideView
+
+
+@dataclass
+class Reads:
+    """Keys and values that attention has read, summed over query rows and layers, by the way they were read."""
+
+    keys_from_blocks: int = 0
+    keys_in_float: int = 0
+    values_from_blocks: int = 0
+    values_in_float: int = 0
+
+    def count(self, n: int, k_blocks: bool, v_blocks: bool) -> None:
+        """Add n keys and the n values that belong to them."""
+        self.keys_from_blocks += n * k_blocks
+        self.keys_in_float += n * (not k_blocks)
+        self.values_from_blocks += n * v_blocks
+        self.values_in_float += n * (not v_blocks)
+
+
+class Reading(Protocol):
+    """How a backend turns a side's arrays into float32 arrays of its own kind (`xp`: numpy or mlx.core)."""
+
+    xp: Any
+
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Rows f16 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
+
+    def load(self, *arrays: mx.array) -> list[Any]:
+        """float32 arrays of the backend."""
+
+    def decode(self, side: SideView, first: int, last: int) -> Any:
+        """Blocks of pages first .. last - 1, float32 [n_kv_heads, tokens, head_dim], rotated."""
+
+    def rotate(self, side: SideView, x: Any) -> Any:
+        """float32 [..., head_dim] into the side's rotated domain."""
+
+    def unrotate(self, side: SideView, x: Any) -> Any:
+        """float32 [..., head_dim] out of the side's rotated domain."""
+
+    def answer(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        *,
+        offset: int,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+        reads: Reads | None,
+    ) -> mx.array | None:
+        """What `attend` returns for the same arguments, where the backend does the whole step by itself; else None."""
+
+
+class NumpyReading:
+    """For the CPU: byte tables for decoding, BLAS for the products. Evaluates what it reads."""
+
+    xp: Any = np
+
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
+        return block_ops.encode_page_numpy(codec, rows)
+
+    def load(self, *arrays: mx.array) -> list[Any]:
+        mx.eval(arrays)
+        return [_numpy(a).astype(np.float32, copy=False) for a in arrays]
+
+    def decode(self, side: SideView, first: int, last: int) -> Any:
+        lo, hi = first - side.pages_start, last - side.pages_start
+        codes = np.asarray(side.codes)[lo:hi].swapaxes(0, 1)
+        scales = np.asarray(side.scales)[lo:hi].swapaxes(0, 1)
+        values = side.codec.decode_planes(np.ascontiguousarray(codes), np.ascontiguousarray(scales))
+        return values.reshape(len(values), -1, side.codec.head_dim)
+
+    def rotate(self, side: SideView, x: Any) -> Any:
+        return side.codec.rotate(x)
+
+    def unrotate(self, side: SideView, x: Any) -> Any:
+        return side.codec.unrotate(x)
+
+    def answer(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        *,
+        offset: int,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+        reads: Reads | None,
+    ) -> mx.array | None:
+        return None
+
+
+class MlxReading:
+    """For GPUs until the kernels take over, and the numpy reading's twin in tests. Lazy."""
+
+    xp: Any = mx
+
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
+        return block_ops.encode_page_mlx(codec, rows)
+
+    def load(self, *arrays: mx.array) -> list[Any]:
+        return [a.astype(mx.float32) for a in arrays]
+
+    def decode(self, side: SideView, first: int, last: int) -> Any:
+        assert side.codes is not None and side.scales is not None
+        lo, hi = first - side.pages_start, last - side.pages_start
+        rows = block_ops.decode_rotated(side.codec, side.codes[lo:hi], side.scales[lo:hi]).swapaxes(0, 1)
+        return rows.reshape(rows.shape[0], -1, side.codec.head_dim)
+
+    def rotate(self, side: SideView, x: Any) -> Any:
+        return block_ops.rotate(side.codec.rotation, x)
+
+    def unrotate(self, side: SideView, x: Any) -> Any:
+        return block_ops.unrotate(side.codec.rotation, x)
+
+    def answer(self, q: mx.array, k: SideView, v: SideView, **step: Any) -> mx.array | None:
+        return None
+
+
+def _numpy(a: mx.array) -> Any:
+    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
