@@ -43,7 +43,16 @@ def steps_of(length: int, mode: str) -> list[int]:
 
 
 def run_case(
-    type_k: str, type_v: str, head_dim: int, gqa: int, length: int, mode: str, reading: str, *, dispatched: bool = True
+    type_k: str,
+    type_v: str,
+    head_dim: int,
+    gqa: int,
+    length: int,
+    mode: str,
+    reading: str,
+    *,
+    dispatched: bool = True,
+    n_prefix: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attention through the cache, reference), both [n_heads, length, head_dim]."""
     rng = np.random.default_rng(length * 1000 + head_dim + gqa)
@@ -51,7 +60,7 @@ def run_case(
     k, v = (rng.standard_normal((N_KV_HEADS, length, head_dim)).astype(np.float32) for _ in range(2))
     k[:, :, 3] += 4.0  # a channel with a large mean, as real keys have
     q = rng.standard_normal((N_KV_HEADS * gqa, length, head_dim)).astype(np.float32)
-    cache = BlockKVCache(type_k, type_v, window=window, reading=READINGS[reading])
+    cache = BlockKVCache(type_k, type_v, window=window, reading=READINGS[reading], n_prefix=n_prefix)
     scale, outputs, at = head_dim**-0.5, [], 0
     for n in steps_of(length, mode):
         mask = cache.make_mask(n)
@@ -83,6 +92,16 @@ def test_attention_equals_float64_attention_for_every_pair_of_parameters(reading
         if not error <= LIMIT:
             failures.append((case, error))
     assert failures == []
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("mode", ["prefill", "decode", "window"])
+@pytest.mark.parametrize("n_prefix", [0, 1, 127, 128])
+def test_the_exact_prefix_may_be_anything_up_to_a_whole_page(reading: str, mode: str, n_prefix: int) -> None:
+    for types in (("turbo4", "q4_0"), ("f16", "turbo3")):
+        for length in (128, 129, 257, 400):
+            out, expected = run_case(*types, 64, 2, length, mode, reading, n_prefix=n_prefix)
+            assert relative_error(out, expected) <= LIMIT, (types, length)
 
 
 @pytest.mark.slow

@@ -93,9 +93,9 @@ def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideVie
     edges = [*range(start, first, TILE_PAGES), *range(first, last + 1)]
     for lo, hi in pairwise(edges):
         seen_by = [group for group in groups if hi * PAGE <= group.first and group.sees(hi * PAGE)]
-        if not seen_by:
-            continue
         skip = n_prefix if lo == 0 else 0
+        if not seen_by or skip == (hi - lo) * PAGE:  # an exact prefix of a whole page leaves nothing of page 0 to read
+            continue
         keys, values = (own.coded(side, lo, hi)[:, skip:] for side in (k, v))
         for group in seen_by:
             group.see(
