@@ -57,9 +57,7 @@ def attend(
     step = PAGE if paged else FLOAT_GROUP_ROWS
     cuts = [offset, *range((offset // step + 1) * step, end, step), end]
     groups = [
-        _Group(
-            reading.xp, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits
-        )
+        _Group(reading, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits)
         for a, b in pairwise(cuts)
     ]
     if paged:
@@ -70,7 +68,7 @@ def attend(
         for group in groups:
             reads.count(group.n_plain, False, False)
             reads.count(group.n_coded, not k.codec.is_float, not v.codec.is_float)
-    parts = [group.result(reading, v) for group in groups]
+    parts = [group.result(v) for group in groups]
     out = parts[0] if len(parts) == 1 else reading.xp.concatenate(parts, axis=2)
     return mx.array(out).reshape(1, n_heads, n_rows, -1).astype(q.dtype)
 
@@ -125,7 +123,7 @@ def _page_offsets(reading: Reading, k: SideView, group: _Group, first: int, last
         return None
     lo, hi = first - k.pages_start, last - k.pages_start
     means = reading.load(k.page_means[lo:hi].transpose(1, 2, 0))[0]
-    return reading.xp.repeat(reading.xp.matmul(group.plain, means), PAGE, axis=-1)[..., skip:]
+    return reading.xp.repeat(reading.matmul(group.plain, means), PAGE, axis=-1)[..., skip:]
 
 
 class _Rows:
@@ -169,9 +167,10 @@ class _Group:
     them.
     """
 
-    def __init__(self, xp: Any, plain: Any, coded: Any, first: int, window: int | None, sinks: Any) -> None:
+    def __init__(self, reading: Reading, plain: Any, coded: Any, first: int, window: int | None, sinks: Any) -> None:
         h, g, r, d = plain.shape
-        self.xp, self.first, self.end, self.window = xp, first, first + r, window
+        self.reading, self.first, self.end, self.window = reading, first, first + r, window
+        xp = reading.xp
         self.shape = (h, g, r)
         self.plain, self.coded = (x.reshape(h, g * r, d) for x in (plain, coded))
         self.sum: Any = 0.0
@@ -188,8 +187,8 @@ class _Group:
 
     def see(self, keys: Any, values: Any, lo: int, *, coded: bool, offsets: Any = None) -> None:
         """Take keys and values [n_kv_heads, tokens, head_dim] at positions from `lo` into the softmax."""
-        xp = self.xp
-        scores = xp.matmul(self.coded if coded else self.plain, keys.swapaxes(-1, -2))
+        xp = self.reading.xp
+        scores = self.reading.matmul(self.coded if coded else self.plain, keys.swapaxes(-1, -2))
         if offsets is not None:
             scores = scores + offsets
         hidden = self._hidden(lo, keys.shape[1])
@@ -211,7 +210,7 @@ class _Group:
             self.values = {domain: x * decay for domain, x in self.values.items()}
         self.maximum = maximum
         self.sum = self.sum + weights.sum(axis=-1, keepdims=True)
-        gained = xp.matmul(weights, values)
+        gained = self.reading.matmul(weights, values)
         self.values[coded] = gained if coded not in self.values else self.values[coded] + gained
 
     def _hidden(self, lo: int, n: int) -> Any:
@@ -224,9 +223,9 @@ class _Group:
             hidden |= key <= row - self.window
         return hidden
 
-    def result(self, reading: Reading, v: SideView) -> Any:
+    def result(self, v: SideView) -> Any:
         """[n_kv_heads, heads per KV head, rows, head_dim of v]."""
         total = self.values.get(False, 0.0)
         if True in self.values:
-            total = total + reading.unrotate(v, self.values[True])
+            total = total + self.reading.unrotate(v, self.values[True])
         return (total / self.sum).reshape(*self.shape, -1)

@@ -7,17 +7,21 @@ OpenBLAS. TQGGUF_BLAS=off leaves mlx as it is. numpy brings an OpenBLAS of its o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqgguf.runtime.native import library_path
 
 SWITCH = "TQGGUF_BLAS"
+WORKER_PATIENCE = "OPENBLAS_THREAD_TIMEOUT"  # read by OpenBLAS when it is loaded: log2 of cycles
+PATIENCE_BITS = "10"
 SYSTEM_LIBRARIES = ("libopenblas.so.0", "libopenblas.so")
 
 
@@ -65,6 +69,22 @@ def _openblas_of_numpy() -> list[ctypes.CDLL]:
     return [ctypes.CDLL(str(path)) for folder in folders for path in sorted(folder.glob("*openblas*"))]
 
 
+@contextlib.contextmanager
+def _impatient_workers() -> Iterator[None]:
+    """Let an OpenBLAS that is loaded now put its workers to sleep soon, unless the user has said when.
+
+    By default they spin for 2^26 cycles after each product, on cores that the rest of a step needs.
+    """
+    if WORKER_PATIENCE in os.environ:
+        yield
+        return
+    os.environ[WORKER_PATIENCE] = PATIENCE_BITS
+    try:
+        yield
+    finally:
+        del os.environ[WORKER_PATIENCE]
+
+
 def _openblas_of_scipy() -> Blas | None:
     spec = importlib.util.find_spec("scipy_openblas32")
     shim = library_path("tqgguf_blas")
@@ -73,7 +93,8 @@ def _openblas_of_scipy() -> Blas | None:
     library = Path(spec.origin).parent / "lib" / "libscipy_openblas.so"
     if not library.is_file():
         return None
-    openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    with _impatient_workers():
+        openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
     return Blas("OpenBLAS (scipy-openblas32)", (openblas,))
 
@@ -81,7 +102,8 @@ def _openblas_of_scipy() -> Blas | None:
 def _openblas_of_system() -> Blas | None:
     for library in SYSTEM_LIBRARIES:
         try:
-            openblas = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            with _impatient_workers():
+                openblas = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
         if hasattr(openblas, "cblas_sgemm"):

@@ -15,6 +15,7 @@ import numpy as np
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
 from tqgguf.runtime.kv_sides import SideView
+from tqgguf.runtime.products import product
 
 
 @dataclass
@@ -47,6 +48,9 @@ class Reading(Protocol):
 
     def decode(self, side: SideView, first: int, last: int) -> Any:
         """Blocks of pages first .. last - 1, float32 [n_kv_heads, tokens, head_dim], rotated."""
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        """float32 [n, rows, inner] @ [n, inner, columns]."""
 
     def rotate(self, side: SideView, x: Any) -> Any:
         """float32 [..., head_dim] into the side's rotated domain."""
@@ -88,6 +92,9 @@ class NumpyReading:
         values = side.codec.decode_planes(np.ascontiguousarray(codes), np.ascontiguousarray(scales))
         return values.reshape(len(values), -1, side.codec.head_dim)
 
+    def matmul(self, a: Any, b: Any) -> Any:
+        return product(a, b)
+
     def rotate(self, side: SideView, x: Any) -> Any:
         return side.codec.rotate(x)
 
@@ -125,6 +132,9 @@ class MlxReading:
         lo, hi = first - side.pages_start, last - side.pages_start
         rows = block_ops.decode_rotated(side.codec, side.codes[lo:hi], side.scales[lo:hi]).swapaxes(0, 1)
         return rows.reshape(rows.shape[0], -1, side.codec.head_dim)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        return mx.matmul(a, b)
 
     def rotate(self, side: SideView, x: Any) -> Any:
         return block_ops.rotate(side.codec.rotation, x)
