@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, trim_prompt_cache
 
 from tqgguf.formats.codec import resolve_codec
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import EncodeError, RequestError, TqggufError
 from tqgguf.formats.kv_size import LayerShape, kv_bytes
 from tqgguf.runtime import hook
 from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
@@ -244,3 +247,146 @@ def test_full_and_sliding_layers_get_block_caches_and_other_kinds_stay() -> None
 def test_an_unknown_cache_type_is_refused_with_the_list_and_the_nearest_name() -> None:
     with pytest.raises(RequestError, match=r"turbo5.*did you mean 'turbo[234]'\?.*q8_0"):
         make_prompt_cache(SimpleNamespace(layers=[None]), "turbo5", "f16")
+
+
+@pytest.mark.parametrize("bad", [None, 3, ["f16"], "TURBO4", ""])
+def test_a_cache_type_of_any_kind_is_refused_in_words(bad: Any) -> None:
+    for types in ((bad, "f16"), ("f16", bad)):
+        with pytest.raises(RequestError, match="unknown cache type"):
+            make_prompt_cache(SimpleNamespace(layers=[None]), *types)
+
+
+@pytest.mark.parametrize("n_prefix", [1.5, "4", True])
+def test_an_exact_prefix_that_is_no_whole_number_is_refused(n_prefix: Any) -> None:
+    with pytest.raises(RequestError, match="exact prefix: expected 0 to 128 tokens"):
+        BlockKVCache("turbo4", "turbo4", n_prefix=n_prefix)
+
+
+def ones(heads: int = HEADS, tokens: int = 3, dim: int = DIM, batch: int = 1) -> mx.array:
+    return mx.ones((batch, heads, tokens, dim))
+
+
+# name -> (K, V, what the message says)
+BAD_ROWS: dict[str, tuple[Any, Any, str]] = {
+    "batch of two": (ones(batch=2), ones(batch=2), "expected batch size 1, found 2"),
+    "V alone in a batch": (ones(), ones(batch=2), "expected batch size 1, found 2"),
+    "more V tokens": (ones(), ones(tokens=4), "as many heads and tokens"),
+    "other V heads": (ones(), ones(heads=1), "V: expected 2 heads of 64 values as before, found 1 of 64"),
+    "other heads": (ones(heads=4), ones(heads=4), "K: expected 2 heads of 64 values as before, found 4 of 64"),
+    "other head sizes": (ones(), ones(dim=128), "V: expected 2 heads of 64 values as before, found 2 of 128"),
+    "three axes": (ones()[0], ones()[0], r"K: expected floats \[1, n_kv_heads, tokens, head_dim\], found"),
+    "integers": (ones().astype(mx.int32), ones(), "K: expected floats"),
+    "a numpy array": (ones(), np.ones((1, HEADS, 3, DIM), np.float32), "V: expected floats .* found ndarray"),
+    "nothing": (None, None, "K: expected floats .* found NoneType"),
+}
+
+
+@pytest.mark.parametrize("n", [5, 126, 300])
+@pytest.mark.parametrize(("type_k", "type_v"), [("turbo4", "q4_0"), ("f16", "turbo3"), ("f16", "f16")])
+def test_rows_that_do_not_fit_are_refused_and_change_nothing(type_k: str, type_v: str, n: int) -> None:
+    cache, before = filled(n, type_k, type_v), contents(filled(n, type_k, type_v))
+    for name, (k, v, message) in BAD_ROWS.items():
+        with pytest.raises(RequestError, match=message):
+            cache.update_and_fetch(k, v)
+        assert (cache.offset, contents(cache)) == (n, before), name
+    assert feed(cache, *rows(2), 0, 2)[1].shape[2] == n + 2
+
+
+@pytest.mark.parametrize("nan_in", ["k", "v"])
+@pytest.mark.parametrize("n", [0, 100, 300])
+def test_nan_that_reaches_a_full_page_is_an_error_that_names_its_layer_and_changes_nothing(n: int, nan_in: str) -> None:
+    cache = filled(n, layer=7)
+    before = contents(cache) if n else []
+    k, v = rows(200)
+    nan = {"k": k, "v": v}[nan_in]
+    nan[0, 1, 70, 5] = float("nan")
+    with pytest.raises(EncodeError, match=f"layer 7, {nan_in.upper()}: .*found nan"):
+        cache.update_and_fetch(k, v)
+    assert cache.offset == n and (contents(cache) if n else []) == before
+    assert cache.empty() == (n == 0)
+    assert feed(cache, *rows(200, seed=2), 0, 200)[0].shape[2] == n + 200
+
+
+def test_a_refusal_under_strict_changes_nothing() -> None:
+    cache = filled(200, usage=hook.Usage(strict=False))
+    before = contents(cache)
+    cache.usage.strict = True  # nobody has attended from the last step
+    with pytest.raises(RequestError, match="by fallback"):
+        feed(cache, *rows(100), 0, 100)
+    assert (cache.offset, contents(cache)) == (200, before)
+
+
+@pytest.mark.parametrize("n", [1.5, "x", None])
+def test_trimming_by_what_is_no_whole_number_changes_nothing(n: Any) -> None:
+    cache = filled(200)
+    before = contents(cache)
+    with pytest.raises(TypeError):
+        cache.trim(n)
+    assert (cache.offset, contents(cache)) == (200, before)
+
+
+def changed(state: tuple[Any, ...], **entries: Any) -> tuple[Any, ...]:
+    names = ["type_k", "type_v", "layer", "window", "n_prefix", "offset", "first_page", "dim_k", "dim_v", "k", "v"]
+    return tuple(entries.get(name, value) for name, value in zip(names, state, strict=True))
+
+
+GOOD = filled(300).state
+BAD_STATES: dict[str, Any] = {
+    "nothing": None,
+    "a number": 5,
+    "a string": "turbo4",
+    "empty": (),
+    "too short": GOOD[:3],
+    "no arrays of V": GOOD[:-1],
+    "tokens without arrays": GOOD[:7],
+    "an unknown type": changed(GOOD, type_v="zzz"),
+    "float types over blocks": changed(GOOD, type_k="f16", type_v="f16"),
+    "another block type": changed(GOOD, type_v="q8_0"),
+    "a head size it has not": changed(GOOD, dim_k=128, dim_v=128),
+    "negative tokens": changed(GOOD, offset=-5),
+    "more tokens than rows": changed(GOOD, offset=999),
+    "fewer tokens than rows": changed(GOOD, offset=299),
+    "tokens in words": changed(GOOD, offset="300"),
+    "a page beyond the tokens": changed(GOOD, first_page=7),
+    "a page of which the rows are there": changed(GOOD, first_page=1),
+    "another exact prefix": changed(GOOD, n_prefix=5),
+    "an exact prefix beyond a page": changed(GOOD, n_prefix=500),
+    "K and V swapped": changed(GOOD, k=GOOD[-1], v=GOOD[-2]),
+    "no arrays but None": changed(GOOD, v=[None] * 4),
+    "codes of one axis": changed(GOOD, k=[mx.zeros((3,)), *GOOD[-2][1:]]),
+    "scales in f32": changed(GOOD, k=[GOOD[-2][0], GOOD[-2][1].astype(mx.float32), *GOOD[-2][2:]]),
+    "arrays of numpy": changed(GOOD, k=[None if a is None else np.array(a) for a in GOOD[-2]]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STATES)
+def test_a_state_that_no_cache_can_have_given_is_refused_and_changes_nothing(name: str) -> None:
+    with pytest.raises(TqggufError):
+        BlockKVCache.from_state(BAD_STATES[name])
+    cache = filled(140, "q8_0", "q4_0")
+    before = contents(cache)
+    with pytest.raises(TqggufError):
+        cache.state = BAD_STATES[name]
+    assert (cache.type_k, cache.offset, contents(cache)) == ("q8_0", 140, before)
+    assert feed(cache, *rows(1), 0, 1)[0].shape[2] == 141
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
+def test_states_of_trimmed_and_windowed_caches_restore(type_k: str, type_v: str) -> None:
+    for n, settings in ((1000, {"window": 200}), (256, {}), (100, {"n_prefix": 128})):
+        for cut in (0, 1, 45):
+            cache = filled(n, type_k, type_v, **settings)
+            cache.trim(cut if not settings.get("window") else min(cut, 1))
+            restored = BlockKVCache.from_state(cache.state)
+            assert (restored.offset, contents(restored)) == (cache.offset, contents(cache))
+
+
+def test_copies_and_pickles_live_apart() -> None:
+    cache = filled(200)
+    before = contents(cache)
+    for twin in (copy.copy(cache), copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        feed(twin, *rows(200, seed=3), 0, 200)
+        assert twin.offset == 400 and (cache.offset, contents(cache)) == (200, before)
+    prompt_cache = make_prompt_cache(SimpleNamespace(layers=[None] * 2))
+    twins = copy.deepcopy(prompt_cache)
+    assert twins[0].usage is twins[1].usage is not prompt_cache[0].usage

@@ -6,6 +6,7 @@ in f16 is decided in `attention`; how sides store it in `kv_sides`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
 from tqgguf.formats.block_types import BLOCK_TYPES
 from tqgguf.formats.codec import Codec, Side, resolve_codec
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import EncodeError, FormatError, RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import block_ops, hook
 from tqgguf.runtime.backends import default_reading
@@ -29,6 +30,13 @@ TURBO_PREFIX = 4  # tokens kept in f16 at the start: measured to halve the damag
 def default_prefix(type_k: str, type_v: str) -> int:
     """Length of the exact prefix: 4 where a turbo type is used, else 0."""
     return TURBO_PREFIX if any(BLOCK_TYPES[t].family == "turbo" for t in (type_k, type_v) if t in BLOCK_TYPES) else 0
+
+
+def _check_types(type_k: str, type_v: str) -> None:
+    """RequestError, naming the types and the nearest, for an unknown one."""
+    for side, cache_type in (("k", type_k), ("v", type_v)):
+        if not isinstance(cache_type, str) or cache_type not in BLOCK_TYPES:
+            resolve_codec(cache_type if isinstance(cache_type, str) else repr(cache_type), PAGE, side)
 
 
 def layer_codec(cache_type: str, head_dim: int, side: Side, layer: int) -> Codec:
@@ -60,11 +68,12 @@ class BlockKVCache(_BaseCache):
         usage: hook.Usage | None = None,
         reading: Reading | None = None,
     ) -> None:
+        _check_types(type_k, type_v)
         self.type_k, self.type_v = type_k, type_v
         self.layer, self.window = layer, window
-        self.n_prefix = default_prefix(type_k, type_v) if n_prefix is None else n_prefix
-        if not 0 <= self.n_prefix <= PAGE:
-            raise RequestError(f"exact prefix: expected 0 to {PAGE} tokens, found {self.n_prefix}")
+        if n_prefix is not None and not (_is_whole(n_prefix) and 0 <= n_prefix <= PAGE):
+            raise RequestError(f"exact prefix: expected 0 to {PAGE} tokens, found {n_prefix!r}")
+        self.n_prefix = default_prefix(type_k, type_v) if n_prefix is None else int(n_prefix)
         self.usage = usage or hook.Usage()
         self.reading = reading or default_reading()
         self.offset = 0
@@ -77,13 +86,18 @@ class BlockKVCache(_BaseCache):
         return BlockSide(codec, self.n_prefix, self.reading.encode)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns `LazyKV` arrays of everything held."""
-        if keys.shape[0] != 1:
-            raise RequestError(f"block caches hold one sequence: expected batch size 1, found {keys.shape[0]}")
+        """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns `LazyKV` arrays of everything held.
+
+        RequestError: other shapes than before or than these, a head size that the type cannot hold, a fallback under
+        strict; EncodeError: a full page holds NaN. A cache that raised is as it was.
+        """
+        self._check_rows(keys, values)
         if self.sides is None:
-            self.sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
+            sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
+        else:
+            sides = self.sides[0].copy(), self.sides[1].copy()
         n_rows = keys.shape[2]
-        k, v = (side.append(new[0]) for side, new in zip(self.sides, (keys, values), strict=True))
+        k, v = (self._append(*new) for new in zip(("k", "v"), sides, (keys, values), strict=True))
         step = hook.Step(
             k,
             v,
@@ -95,6 +109,7 @@ class BlockKVCache(_BaseCache):
             usage=self.usage,
         )
         step.open()
+        self.sides = sides
         self.offset += n_rows
         self._release()
         fetched = []
@@ -103,6 +118,30 @@ class BlockKVCache(_BaseCache):
             lazy.step = step
             fetched.append(lazy)
         return fetched[0], fetched[1]
+
+    def _check_rows(self, keys: mx.array, values: mx.array) -> None:
+        held = self.sides or (None, None)
+        for name, rows, side in zip("KV", (keys, values), held, strict=True):
+            where = f"layer {self.layer}, {name}"
+            if not isinstance(rows, mx.array) or rows.ndim != 4 or not mx.issubdtype(rows.dtype, mx.floating):
+                found = f"{rows.dtype} {rows.shape}" if isinstance(rows, mx.array) else type(rows).__name__
+                raise RequestError(f"{where}: expected floats [1, n_kv_heads, tokens, head_dim], found {found}")
+            if rows.shape[0] != 1:
+                raise RequestError(f"block caches hold one sequence: expected batch size 1, found {rows.shape[0]}")
+            if side is not None and (side.n_heads or rows.shape[1], side.codec.head_dim) != rows.shape[1::2]:
+                raise RequestError(
+                    f"{where}: expected {side.n_heads} heads of {side.codec.head_dim} values as before, "
+                    f"found {rows.shape[1]} of {rows.shape[3]}"
+                )
+        if keys.shape[:3] != values.shape[:3]:
+            found = f"{keys.shape} and {values.shape}"
+            raise RequestError(f"layer {self.layer}: expected K and V of as many heads and tokens, found {found}")
+
+    def _append(self, name: str, side: BlockSide | FloatSide, rows: mx.array) -> SideView:
+        try:
+            return side.append(rows[0])
+        except EncodeError as error:
+            raise EncodeError(f"layer {self.layer}, {name.upper()}: {error}") from None
 
     def _first_needed(self, offset: int) -> int:
         """The first page that a query at `offset` or later can see."""
@@ -145,6 +184,7 @@ class BlockKVCache(_BaseCache):
         Exact within the f16 tail. A cut inside an encoded page turns its decoded values into the tail. ValueError: a
         negative n, or a window has freed pages that the remaining tokens would need.
         """
+        n = operator.index(n)
         if n < 0:
             raise ValueError(f"trim: expected a number of tokens >= 0, found {n}")
         n = min(n, self.offset)
@@ -187,23 +227,50 @@ class BlockKVCache(_BaseCache):
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
-        type_k, type_v, layer, window, n_prefix, offset, first_page, *rest = state
-        if not hasattr(self, "usage"):
-            BlockKVCache.__init__(self, type_k, type_v, layer=layer, window=window or None, n_prefix=n_prefix)
-        self.type_k, self.type_v, self.layer, self.window, self.n_prefix = (
+        """FormatError or RequestError for anything that `state` cannot have given; the cache is then as it was."""
+        settings, rest = _split_state(state)
+        type_k, type_v, layer, window, n_prefix, offset, first_page = settings
+        fresh = BlockKVCache(
             type_k,
             type_v,
-            layer,
-            window or None,
-            n_prefix,
+            layer=layer,
+            window=window or None,
+            n_prefix=n_prefix,
+            usage=getattr(self, "usage", None),
+            reading=getattr(self, "reading", None),
         )
-        self.offset = offset
-        self.sides = None
+        fresh.offset = offset
         if rest:
             dim_k, dim_v, *arrays = rest
-            self.sides = self._make_side("k", dim_k), self._make_side("v", dim_v)
-            for side, saved in zip(self.sides, arrays, strict=True):
-                side.restore(first_page, *saved)
+            fresh.sides = fresh._make_side("k", dim_k), fresh._make_side("v", dim_v)
+            for side, saved in zip(fresh.sides, arrays, strict=True):
+                side.restore(first_page, offset, saved)
+            if fresh.sides[0].n_heads != fresh.sides[1].n_heads:
+                heads = [side.n_heads for side in fresh.sides]
+                raise FormatError(f"cache state: expected as many heads of K as of V, found {heads[0]} and {heads[1]}")
+        self.__dict__.update(fresh.__dict__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies (mlx-lm's server makes some) go by the state: a backend's handles cannot be copied."""
+        return type(self).from_state, (self.state,), {"usage": self.usage}
+
+
+def _is_whole(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _split_state(state: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """A state's seven settings and its head sizes and arrays (none if it is empty); FormatError if it has others."""
+    if not isinstance(state, (list, tuple)) or len(state) not in (7, 11):
+        found = f"{type(state).__name__} of {len(state)}" if hasattr(state, "__len__") else type(state).__name__
+        raise FormatError(f"cache state: expected a tuple of 7 or 11 entries, found {found}")
+    numbers = state[2:9]
+    if not all(_is_whole(n) and n >= 0 for n in numbers):
+        raise FormatError(f"cache state: expected numbers >= 0 after the types, found {numbers!r}")
+    offset, first_page = state[5:7]
+    if first_page * PAGE > offset or (offset and len(state) == 7):
+        raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
+    return state[:7], state[7:]
 
 
 def dequantise(view: SideView, offset: int) -> mx.array:
@@ -241,9 +308,7 @@ def make_prompt_cache(
     type, else 0). strict: attention that cannot read blocks is an error. usage: count into this instead. RequestError:
     an unknown type, or, at the first token, a head size that a type cannot hold (naming the layer).
     """
-    for side, cache_type in (("k", type_k), ("v", type_v)):
-        if cache_type not in BLOCK_TYPES:
-            resolve_codec(cache_type, PAGE, side)  # raises, naming the types and the nearest
+    _check_types(type_k, type_v)
     hook.install()
     usage = usage or hook.Usage(strict=strict)
     caches = []

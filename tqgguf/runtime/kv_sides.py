@@ -7,12 +7,14 @@ are by absolute token position. Knows nothing of queries, masks or mlx-lm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
 
 from tqgguf.formats.codec import Codec
+from tqgguf.formats.errors import FormatError
 from tqgguf.formats.kv_size import PAGE_TOKENS
 from tqgguf.runtime import block_ops
 
@@ -172,11 +174,32 @@ class BlockSide:
         """What `restore` needs, without spare capacity."""
         return self.codes.read(), self.scales.read(), self.prefix, self.tail
 
-    def restore(self, first_page: int, codes: Any, scales: Any, prefix: Any, tail: Any) -> None:
+    def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
+        """Take over what `arrays` gave of `offset` tokens. FormatError for anything else, before anything changes."""
+        codec = self.codec
+        codes, scales, prefix, tail = _as_saved(saved, 4)
+        n_heads = next((a.shape[axis] for a, axis in ((codes, 1), (tail, 0), (prefix, 0)) if a is not None), 0)
+        pages = offset // PAGE - first_page
+        n_prefix = min(self.n_prefix, offset) if first_page == 0 else 0
+        _expect("codes", codes, (pages, n_heads, PAGE, codec.n_blocks * codec.code_bytes), mx.uint8)
+        _expect("scales", scales, (pages, n_heads, PAGE, codec.n_blocks * codec.n_scales), mx.float16)
+        _expect("the exact prefix", prefix, (n_heads, n_prefix, codec.head_dim), mx.float16)
+        _expect("the tail", tail, (n_heads, offset % PAGE, codec.head_dim), mx.float16)
         self.first_page = first_page
-        self.codes = _Plane(codes, 0 if codes is None else codes.shape[0])
-        self.scales = _Plane(scales, 0 if scales is None else scales.shape[0])
+        self.codes, self.scales = _Plane(codes, pages), _Plane(scales, pages)
         self.prefix, self.tail = prefix, tail
+
+    def copy(self) -> BlockSide:
+        """The same contents; what is appended to the copy does not show in the original."""
+        return replace(self, codes=replace(self.codes), scales=replace(self.scales))
+
+    @property
+    def n_heads(self) -> int | None:
+        """KV heads, None while there are no rows."""
+        rows = self.tail if self.tail is not None else self.prefix
+        if rows is not None:
+            return rows.shape[0]
+        return None if self.codes.array is None else self.codes.array.shape[1]
 
 
 @dataclass
@@ -213,6 +236,38 @@ class FloatSide:
     def arrays(self) -> tuple[mx.array | None, ...]:
         return (self.plane.read(),)
 
-    def restore(self, first_page: int, rows: Any) -> None:
+    def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
+        """As `BlockSide.restore`."""
+        (rows,) = _as_saved(saved, 1)
+        n_heads = 0 if rows is None else rows.shape[1]
+        n_rows = offset - first_page * PAGE
+        _expect("rows", rows, (n_rows, n_heads, self.codec.head_dim), FLOAT_DTYPES[self.codec.cache_type])
         self.first_page = first_page
-        self.plane = _Plane(rows, 0 if rows is None else rows.shape[0], ROW_STEP)
+        self.plane = _Plane(rows, n_rows, ROW_STEP)
+
+    def copy(self) -> FloatSide:
+        """As `BlockSide.copy`."""
+        return replace(self, plane=replace(self.plane))
+
+    @property
+    def n_heads(self) -> int | None:
+        """KV heads, None while there are no rows."""
+        return None if self.plane.array is None else self.plane.array.shape[1]
+
+
+def _as_saved(saved: Any, count: int) -> Sequence[Any]:
+    """`saved` as that many arrays of at least two axes, any of them None."""
+    arrays = saved if isinstance(saved, (list, tuple)) else [saved]
+    if len(arrays) != count or any(a is not None and (not isinstance(a, mx.array) or a.ndim < 2) for a in arrays):
+        found = ", ".join(str(a.shape) if isinstance(a, mx.array) else type(a).__name__ for a in arrays)
+        raise FormatError(f"cache state: expected {count} arrays for each of K and V, found {found or 'none'}")
+    return arrays
+
+
+def _expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    """FormatError unless it is of that shape and type; None stands for no values."""
+    if array is None and 0 in shape:
+        return
+    if array is None or array.shape != shape or array.dtype != dtype:
+        found = "none" if array is None else f"{array.dtype} {array.shape}"
+        raise FormatError(f"cache state: {name}: expected {dtype} {shape}, found {found}")
