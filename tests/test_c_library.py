@@ -21,7 +21,6 @@ from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime import hook
 from tqgguf.runtime.attention import attend
-from tqgguf.runtime.attention_c import MOST_ROWS
 from tqgguf.runtime.kv_cache import BlockKVCache, default_prefix
 from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.native.library import load_library
@@ -205,10 +204,10 @@ def test_a_decode_step_equals_float64_attention_for_every_mix_of_types(path: str
         assert relative_error(out, expected) <= 1e-5, type_v
 
 
-@pytest.mark.parametrize("gqa", [1, 2, 3, 4, 5, 6, 7, 8, 12])
-@pytest.mark.parametrize("n_rows", [1, 2, 3, 5, 8, MOST_ROWS])
+@pytest.mark.parametrize("gqa", [1, 2, 3, 4, 5, 7, 8, 12])
+@pytest.mark.parametrize("n_rows", [1, 2, 16])
 def test_any_number_of_rows_and_of_heads_in_a_group(path: str, gqa: int, n_rows: int) -> None:
-    for types in (("turbo4", "turbo3"), ("turbo2", "turbo4"), ("q8_0", "q4_0"), ("f16", "f16"), ("q5_1", "bf16")):
+    for types in (("turbo4", "turbo3"), ("turbo2", "f16"), ("q8_0", "q4_0"), ("q5_1", "bf16")):
         out, expected = decoding(*types, n_rows=n_rows, gqa=gqa, n_kv_heads=3, path=path)
         assert relative_error(out, expected) <= 1e-5, types
 
@@ -223,8 +222,8 @@ def test_every_head_size(path: str, head_dim: int) -> None:
             assert relative_error(out, expected) <= 1e-5, (types, n_rows)
 
 
-@pytest.mark.parametrize("length", [1, 4, 5, 127, 128, 129, 131, 256, 257, 400])
-@pytest.mark.parametrize("window", [None, 1, 3, 100, 128, 129, 200])
+@pytest.mark.parametrize("length", [1, 5, 128, 129, 257, 400])
+@pytest.mark.parametrize("window", [None, 1, 128, 200])
 def test_windows_prefix_and_page_edges(path: str, length: int, window: int | None) -> None:
     for types in (("turbo4", "turbo4"), ("f16", "turbo3"), ("q8_0", "f32"), ("f16", "f16")):
         for n_rows in (1, 6):

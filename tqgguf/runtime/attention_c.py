@@ -1,8 +1,8 @@
 """Attention, decoding and encoding by the C library: the reading of a CPU that has it.
 
-Small steps are answered in C straight from the planes; long ones go the way of `attention.attend`, with pages decoded
-in C. What C does not do (some encoders, head sizes that 32 does not divide) is left to numpy, whose plain twin this is.
-Knows nothing of how a cache stores its sides beyond their `SideView`.
+Steps are answered in C straight from the planes; on the slow paths long ones go the way of `attention.attend`, with
+pages decoded in C. What C does not do (some encoders, head sizes that 32 does not divide) is left to numpy, whose fast
+twin this is. Knows nothing of how a cache stores its sides beyond their `SideView`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from tqgguf.runtime.native.library import (
 )
 from tqgguf.runtime.readings import NumpyReading, Reads
 
-MOST_ROWS = 16  # rows of a step that C answers; matrix products over decoded pages are faster for more
+MOST_ROWS = {"portable": 2, "neon": 16}
+"""Rows of a step up to which C is faster than matrix products over decoded pages. Measured: the other paths always are;
+neon's figure is a careful guess."""
 
 _QUERY_KINDS = {mx.float16: KINDS["f16"], mx.bfloat16: KINDS["bf16"], mx.float32: KINDS["f32"]}
 _F16 = KINDS["f16"]
 
 
 class CReading(NumpyReading):
-    """numpy's reading with C in the places that count."""
+    """numpy's reading with C in the places that count. most_rows replaces the path's own limit of MOST_ROWS."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, library: Library, most_rows: int | None = None) -> None:
+        self.library, self.most_rows = library, most_rows
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         """A page's rows [n_kv_heads, tokens, head_dim] to planes; numpy refuses what cannot be encoded."""
@@ -74,17 +76,18 @@ class CReading(NumpyReading):
         sinks: mx.array | None,
         reads: Reads | None,
     ) -> mx.array | None:
-        """`attention.attend` for a small step, or None where C does not take it."""
+        """`attention.attend`, or None for a step that C does not take."""
         n_rows = q.shape[2]
-        if n_rows > MOST_ROWS or q.dtype not in _QUERY_KINDS or not (is_supported(k.codec) and is_supported(v.codec)):
+        most = self.most_rows or MOST_ROWS.get(self.library.path_name, n_rows)
+        if n_rows > most or q.dtype not in _QUERY_KINDS or not (is_supported(k.codec) and is_supported(v.codec)):
             return None
         step = _Step(q, k, v, scale, window, sinks)
         end = offset + n_rows
         cuts = [offset, *range((offset // PAGE + 1) * PAGE, end, PAGE), end]
         parts = [step.attend(self.library, lo - offset, lo, hi - lo) for lo, hi in pairwise(cuts)]
         if reads is not None:
-            for row in range(offset, end):
-                _count(reads, row, k, v, window, step.n_prefix)
+            for lo, hi in pairwise(cuts):
+                _count(reads, lo, hi, k, v, window, step.n_prefix)
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return mx.array(out)[None].astype(q.dtype)
 
@@ -185,12 +188,19 @@ def _with_plain_last_axis(array: mx.array) -> NDArray[Any]:
     return values if values.strides[-1] == values.itemsize else np.ascontiguousarray(values)
 
 
-def _count(reads: Reads, row: int, k: SideView, v: SideView, window: int | None, n_prefix: int) -> None:
-    """Count what the query at position `row` has read, as `attention.attend` does."""
-    first = 0 if window is None else max(0, row - window + 1)
-    own_page = row // PAGE * PAGE
-    if k.codec.is_float and v.codec.is_float:
-        own_page = 0
-    in_float = row + 1 - max(first, own_page) + (max(0, n_prefix - first) if own_page else 0)
+def _count(reads: Reads, lo: int, hi: int, k: SideView, v: SideView, window: int | None, n_prefix: int) -> None:
+    """Count what the queries at positions lo .. hi - 1, all in one page, have read; as `attention.attend` does."""
+    all_float = k.codec.is_float and v.codec.is_float
+    own_page = 0 if all_float else lo // PAGE * PAGE
+    prefix = n_prefix if own_page else 0
+    seen = in_float = 0
+    if window is None or hi <= window:  # every row sees from position 0 on
+        seen = (lo + 1 + hi) * (hi - lo) // 2
+        in_float = seen - (own_page - prefix) * (hi - lo)
+    else:
+        for row in range(lo, hi):
+            first = max(0, row - window + 1)
+            seen += row + 1 - first
+            in_float += row + 1 - max(first, own_page) + max(0, prefix - first)
     reads.count(in_float, False, False)
-    reads.count(row + 1 - first - in_float, not k.codec.is_float, not v.codec.is_float)
+    reads.count(seen - in_float, not k.codec.is_float, not v.codec.is_float)

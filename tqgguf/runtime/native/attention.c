@@ -16,11 +16,12 @@
 #include "threads.h"
 
 enum {
-    LEAST_RUN = 8,  /* pages; smaller units cost more in merging than they gain in balance */
-    MOST_RUNS = 32, /* of a head, until runs reach LARGEST_RUN pages: bounds the workspace */
+    LEAST_RUN = 4,          /* pages; smaller units cost more in merging than they gain in balance */
     LARGEST_RUN = TQ_PAGE,
-    DECODED_ROWS = 32, /* rows that are decoded at a time where no kernel reads their codes: they stay in L1 */
-    SMALL_STEP = 512   /* keys times KV heads below which waking other threads costs more than it gains */
+    MOST_RUNS = 64,         /* of a head */
+    PARTIAL_QUERIES = 2048, /* queries times runs of a head: bounds what units leave to be merged */
+    DECODED_ROWS = 32,      /* rows decoded at a time where no kernel reads their codes: they stay in L1 */
+    SMALL_STEP = 512        /* keys times KV heads below which waking other threads costs more than it gains */
 };
 
 struct step {
@@ -45,18 +46,13 @@ struct scratch {
 struct tile {
     const struct tq_plane *k, *v;
     int64_t page, position;
-    int lo, hi, coded;
+    int lo, hi, coded, has_next;
     const float *offsets; /* added to the scores of each query, or NULL */
 };
 
 static size_t multiple_of_16(size_t n)
 {
     return (n + 15) / 16 * 16;
-}
-
-static int larger(int a, int b)
-{
-    return a > b ? a : b;
 }
 
 static struct scratch scratch_of(const struct step *s, int worker)
@@ -77,16 +73,26 @@ static size_t size_of_scratch(int n_queries, int v_dim)
     return multiple_of_16(floats + 2 * (size_t)v_dim);
 }
 
-/* Rows lo .. hi - 1 of a page with their scales, which go to `factors`. */
-static struct tq_rows rows_of(const struct step *s, const struct tq_codec *codec, const struct tq_plane *plane,
-                              int64_t page, int64_t head, int lo, int hi, float *factors)
+/* Bytes of a row's codes. */
+static int row_bytes(const struct tq_codec *codec, int64_t kind)
 {
-    struct tq_rows rows = {plane->codes + page * plane->page + head * plane->head + lo * plane->token, plane->token,
-                           factors, hi - lo};
+    if (kind < TQ_F16)
+        return codec->head_dim / codec->block_size * codec->code_bytes;
+    return codec->head_dim * (kind == TQ_F32 ? 4 : 2);
+}
+
+/* The rows of a tile on one side, with their scales, which go to `factors`. */
+static struct tq_rows rows_of(const struct step *s, const struct tq_codec *codec, const struct tq_plane *plane,
+                              const struct tile *tile, int64_t head, float *factors)
+{
+    const uint8_t *page = plane->codes + tile->page * plane->page + head * plane->head;
+    struct tq_rows rows = {.codes = page + tile->lo * plane->token, .stride = plane->token, .factors = factors,
+                           .n = tile->hi - tile->lo, .width = row_bytes(codec, plane->kind),
+                           .ahead = tile->has_next ? plane->page : 0};
     if (plane->kind < TQ_F16) {
         int n = tq_row_scales(codec);
-        const char *scales = (const char *)plane->scales + page * plane->scale_page + head * plane->scale_head;
-        tq_load_scales(s->path, (const uint16_t *)(const void *)scales + (size_t)lo * n, hi - lo, n, factors);
+        const char *scales = (const char *)plane->scales + tile->page * plane->scale_page + head * plane->scale_head;
+        tq_load_scales(s->path, (const uint16_t *)(const void *)scales + (size_t)tile->lo * n, rows.n, n, factors);
     }
     return rows;
 }
@@ -132,9 +138,13 @@ static struct tq_rows decode_some(const struct step *s, int kind, const struct t
                                   const struct tq_rows *rows, int first, float *out)
 {
     int n = rows->n - first < DECODED_ROWS ? rows->n - first : DECODED_ROWS;
-    struct tq_rows some = {rows->codes + first * rows->stride, rows->stride, rows->factors + first, n};
+    struct tq_rows some = *rows;
+    some.codes += first * rows->stride;
+    some.factors += first;
+    some.n = n;
     s->path->decode(kind, codec, &some, out);
-    return (struct tq_rows){(const uint8_t *)out, codec->head_dim * (int64_t)sizeof(float), NULL, n};
+    int width = codec->head_dim * (int)sizeof(float);
+    return (struct tq_rows){.codes = (const uint8_t *)out, .stride = width, .n = n, .width = width};
 }
 
 static void score_rows(const struct step *s, int has_kernel, int kind, const struct tq_codec *codec,
@@ -204,7 +214,7 @@ static void see(const struct step *s, struct tile tile, int64_t head, float *par
     int k_kernels = tile.coded ? s->k_kernels : has_kernels(s->path, tile.k->kind, s->n_queries);
     int v_kernels = tile.coded ? s->v_kernels : has_kernels(s->path, tile.v->kind, s->n_queries);
 
-    struct tq_rows rows = rows_of(s, a->k_codec, tile.k, tile.page, head, tile.lo, tile.hi, scratch.factors);
+    struct tq_rows rows = rows_of(s, a->k_codec, tile.k, &tile, head, scratch.factors);
     score_rows(s, k_kernels, (int)tile.k->kind, a->k_codec, &rows, queries, scratch.scores, scratch.decoded);
     for (int q = 0; q < s->n_queries && tile.offsets != NULL; q++)
         for (int t = 0; t < rows.n; t++)
@@ -217,7 +227,7 @@ static void see(const struct step *s, struct tile tile, int64_t head, float *par
         if (decay != 1.0f)
             s->path->blend(values + (ptrdiff_t)q * s->v_dim, decay, NULL, 0.0f, s->v_dim);
     }
-    rows = rows_of(s, a->v_codec, tile.v, tile.page, head, tile.lo, tile.hi, scratch.factors);
+    rows = rows_of(s, a->v_codec, tile.v, &tile, head, scratch.factors);
     add_rows(s, v_kernels, (int)tile.v->kind, a->v_codec, &rows, scratch.scores, values, scratch.decoded);
 }
 
@@ -225,8 +235,8 @@ static void see(const struct step *s, struct tile tile, int64_t head, float *par
 static void score_means(const struct step *s, int64_t head, int first, int n, struct scratch scratch)
 {
     const struct tq_attention *a = s->a;
-    struct tq_rows means = {(const uint8_t *)a->page_means + first * a->mean_page + head * a->mean_head, a->mean_page,
-                            NULL, n};
+    struct tq_rows means = {.codes = (const uint8_t *)a->page_means + first * a->mean_page + head * a->mean_head,
+                            .stride = a->mean_page, .factors = scratch.factors, .n = n};
     score_rows(s, has_kernels(s->path, TQ_F16, s->n_queries), TQ_F16, a->k_codec, &means,
                s->plain + head * s->n_queries * s->k_dim, scratch.offsets, scratch.decoded);
 }
@@ -242,7 +252,7 @@ static void see_run(const struct step *s, int64_t head, int run, float *partial,
         int64_t page = a->first_page + first + i;
         see(s,
             (struct tile){.k = &a->k_pages, .v = &a->v_pages, .page = first + i, .position = page * TQ_PAGE,
-                          .lo = page == 0 ? (int)a->n_prefix : 0, .hi = TQ_PAGE, .coded = 1,
+                          .lo = page == 0 ? (int)a->n_prefix : 0, .hi = TQ_PAGE, .coded = 1, .has_next = i + 1 < n,
                           .offsets = a->page_means != NULL ? scratch.offsets + i : NULL},
             head, partial, scratch);
     }
@@ -309,9 +319,10 @@ static void run_unit(void *context, int index, int worker)
 {
     const struct step *s = context;
     struct scratch scratch = scratch_of(s, worker);
-    int64_t head = index / s->n_units;
-    int unit = index % s->n_units;
-    float *partial = s->partial + (size_t)index * s->partial_size;
+    /* heads of one run after each other: what they read lies side by side */
+    int64_t head = index % s->a->n_kv_heads;
+    int unit = (int)(index / s->a->n_kv_heads);
+    float *partial = s->partial + ((size_t)head * s->n_units + unit) * s->partial_size;
     memset(partial, 0, s->partial_size * sizeof(float));
     for (int q = 0; q < s->n_queries; q++)
         partial[q] = -INFINITY;
@@ -361,13 +372,21 @@ static void prepare_queries(const struct step *s)
     }
 }
 
+/* A function of the step alone, so that results do not depend on the number of threads. */
+static int pages_per_run(int n_pages, int n_queries)
+{
+    int most_runs = PARTIAL_QUERIES / n_queries;
+    most_runs = most_runs < 4 ? 4 : most_runs > MOST_RUNS ? MOST_RUNS : most_runs;
+    int pages = (n_pages + most_runs - 1) / most_runs;
+    return pages < LEAST_RUN ? LEAST_RUN : pages > LARGEST_RUN ? LARGEST_RUN : pages;
+}
+
 int tq_attend(const struct tq_attention *a)
 {
     struct step s = {.a = a, .path = tq_path(), .n_queries = (int)(a->group * a->n_rows),
                      .k_dim = a->k_codec->head_dim, .v_dim = a->v_codec->head_dim};
     s.n_pages = (int)(a->offset / TQ_PAGE - a->first_page);
-    s.pages_per_run = larger(LEAST_RUN, (s.n_pages + MOST_RUNS - 1) / MOST_RUNS);
-    s.pages_per_run = s.pages_per_run < LARGEST_RUN ? s.pages_per_run : LARGEST_RUN;
+    s.pages_per_run = pages_per_run(s.n_pages, s.n_queries);
     s.n_runs = (s.n_pages + s.pages_per_run - 1) / s.pages_per_run;
     s.n_units = s.n_runs + 1;
     s.k_kernels = has_kernels(s.path, a->k_pages.kind, s.n_queries);

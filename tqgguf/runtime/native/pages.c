@@ -13,11 +13,13 @@ void tq_load_scales(const struct tq_path *path, const uint16_t *scales, int n_ro
         path->widen(scales, n_rows, factors);
         return;
     }
-    float row[TQ_MAX_ROW_SCALES];
-    for (int t = 0; t < n_rows; t++) {
-        path->widen(scales + (ptrdiff_t)t * n_scales, n_scales, row);
+    float some[16 * TQ_MAX_ROW_SCALES];
+    for (int first = 0; first < n_rows; first += 16) {
+        int n = n_rows - first < 16 ? n_rows - first : 16;
+        path->widen(scales + (ptrdiff_t)first * n_scales, (int64_t)n * n_scales, some);
         for (int i = 0; i < n_scales; i++)
-            factors[i * TQ_PAGE + t] = row[i];
+            for (int t = 0; t < n; t++)
+                factors[i * TQ_PAGE + first + t] = some[t * n_scales + i];
     }
 }
 
@@ -38,7 +40,8 @@ static void decode_unit(void *context, int unit, int worker)
     float factors[TQ_MAX_ROW_SCALES * TQ_PAGE];
     const char *scales = (const char *)plane->scales + page * plane->scale_page + head * plane->scale_head;
     tq_load_scales(d->path, (const uint16_t *)(const void *)scales, TQ_PAGE, tq_row_scales(d->codec), factors);
-    struct tq_rows rows = {plane->codes + page * plane->page + head * plane->head, plane->token, factors, TQ_PAGE};
+    struct tq_rows rows = {.codes = plane->codes + page * plane->page + head * plane->head, .stride = plane->token,
+                           .factors = factors, .n = TQ_PAGE};
     d->path->decode((int)plane->kind, d->codec, &rows, d->out + (ptrdiff_t)unit * TQ_PAGE * d->codec->head_dim);
 }
 

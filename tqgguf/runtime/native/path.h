@@ -9,12 +9,14 @@
 
 enum { TQ_MAX_QUERIES = 8 }; /* most queries that one kernel call takes in any path */
 
-/* n rows of one head, at most TQ_PAGE, whose codes lie `stride` bytes apart. Scale j of row t as f32: factors[j * TQ_PAGE + t]. */
+/* n rows of one head, at most TQ_PAGE, whose codes lie `stride` bytes apart. Scale j of row t as f32: factors[j * TQ_PAGE + t].
+ * The bytes (`width` a row) that lie `ahead` of them are needed soon; 0: none are known. */
 struct tq_rows {
     const uint8_t *codes;
     int64_t stride;
     const float *factors;
-    int n;
+    int n, width;
+    int64_t ahead;
 };
 
 /* out[q][TQ_PAGE] = query[q] . row for each row. Entries up to the next multiple of 16 rows may be overwritten. */
