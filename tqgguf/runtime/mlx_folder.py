@@ -26,6 +26,7 @@ from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import hook
 from tqgguf.runtime.folder_tokenizer import FolderTokenizer, load_folder_tokenizer, read_json
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
+from tqgguf.runtime.rope import put_row_rope
 
 DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say
 
@@ -97,6 +98,7 @@ class OpenFolder:
                     progress(done, total)
         except (RuntimeError, ValueError) as error:
             raise FormatError(f"{self.folder}: weights cannot be read: {_one_line(error)}") from error
+        put_row_rope(self._model)
         hook.install()
         return LoadedModel(self._model, tokenizer, self.config)
 

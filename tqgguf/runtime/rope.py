@@ -1,12 +1,19 @@
-"""RoPE with one factor per pair, as llama 3's context extension stores it in GGUF files (tensor rope_freqs.weight)."""
+"""RoPE beyond mlx's own: with one factor per pair (llama 3's context extension), and quick for one row on a CPU.
+
+mlx's RoPE is some thirty operations on a CPU, each with more overhead than work when there is one row. A rotation at one
+position is a matrix, the same for all heads and layers: one product instead.
+"""
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
 from tqgguf.runtime.model_config import ModelConfig
@@ -25,3 +32,39 @@ class FactoredRoPE(nn.Module):
         return mx.fast.rope(
             x, self._dims, traditional=self._traditional, base=None, scale=self._scale, offset=offset, freqs=self._freqs
         )
+
+
+class RowRoPE(nn.Module):
+    """mlx's `nn.RoPE`, by a matrix where x [1, n_heads, 1, head_dim] is one float32 row at a known position."""
+
+    def __init__(self, rope: nn.RoPE) -> None:
+        super().__init__()
+        self._rope = rope
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
+        if x.shape[-2] != 1 or x.dtype != mx.float32 or not isinstance(offset, int):
+            return self._rope(x, offset)
+        rope = self._rope
+        return x @ _rotation(rope.dims, x.shape[-1], rope.traditional, rope.base, rope.scale, offset)
+
+
+@lru_cache(maxsize=8)
+def _rotation(dims: int, head_dim: int, traditional: bool, base: float, scale: float, position: int) -> mx.array:
+    """float32 [head_dim, head_dim] that turns each pair of a row's first `dims` values by its angle at `position`."""
+    pair = np.arange(dims // 2)
+    # angles as mlx rounds them, so that a row is turned alike in a prompt and alone
+    frequency = np.exp(-pair.astype(np.float32) * np.float32(math.log(base) / (dims // 2)))
+    angle = np.float32(position) * np.float32(scale) * frequency
+    first, second = (2 * pair, 2 * pair + 1) if traditional else (pair, pair + dims // 2)
+    matrix = np.eye(head_dim)
+    matrix[first, first] = matrix[second, second] = np.cos(angle)
+    matrix[first, second], matrix[second, first] = np.sin(angle), -np.sin(angle)
+    return mx.array(matrix.astype(np.float32))
+
+
+def put_row_rope(model: nn.Module) -> None:
+    """Let every plain RoPE of a model take single rows by a matrix, where mlx computes on a CPU."""
+    if mx.default_device() != mx.cpu:
+        return
+    places = [(path, RowRoPE(module)) for path, module in model.named_modules() if type(module) is nn.RoPE]
+    model.update_modules(tree_unflatten(places))
