@@ -21,4 +21,7 @@ _NEEDS_MLX = {"make_prompt_cache": "tqgguf.runtime.kv_cache", "load_model": "tqg
 def __getattr__(name: str) -> Any:
     if name not in _NEEDS_MLX:
         raise AttributeError(f"module 'tqgguf' has no attribute {name!r}")
-    return getattr(importlib.import_module(_NEEDS_MLX[name]), name)
+    from tqgguf.runtime.missing_mlx import needs_mlx
+
+    with needs_mlx(f"tqgguf.{name}"):
+        return getattr(importlib.import_module(_NEEDS_MLX[name]), name)

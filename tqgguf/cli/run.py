@@ -21,6 +21,7 @@ from tqgguf.cli.run_request import RunRequest
 from tqgguf.cli.version import print_version
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.missing_mlx import needs_mlx
 from tqgguf.runtime.sampling_params import SamplingParams, sampler_names
 
 _DEFAULT = RunRequest()
@@ -28,6 +29,12 @@ _SAMPLING = SamplingParams()
 _SORTED = "tqgguf.sorted_arguments"
 _SWITCH: dict[str, bool | None] = {"on": True, "off": False, "auto": None}
 _TYPES = ", ".join(CACHE_TYPE_NAMES)
+
+EXAMPLES = (
+    'tqgguf run -p "What is the capital of France?" --temp 0',
+    "tqgguf run -m model.gguf -f question.txt -ctk turbo4 -ctv turbo3 -n 100",
+    "tqgguf run -m model.gguf -ctk turbo4 -ctv turbo3 -c 8192    # a chat",
+)
 
 _MODEL, _PROMPT, _CHAT, _KV, _OUT = "Model and evaluation", "Prompt", "Chat", "KV cache", "Output"
 _SAMPLE = "Sampling (as in llama.cpp)"
@@ -40,6 +47,12 @@ class RunCommand(TyperCommand):
         given = sort_arguments(args, os.environ)
         ctx.meta[_SORTED] = given
         return super().parse_args(ctx, list(given.argv))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples, line by line."""
+        with formatter.section("Examples"):
+            for line in EXAMPLES:
+                formatter.write(f"  {line}\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The options of --help under their headings."""
@@ -260,7 +273,8 @@ def run(
 
     Takes llama-completion's flags: those below work, others are noted or refused with the reason.
     """
-    from tqgguf.cli import run_command  # lazily: it brings MLX in, which --help must not wait for
+    with needs_mlx("tqgguf run"):
+        from tqgguf.cli import run_command  # lazily: it brings MLX in, which --help must not wait for
 
     raise typer.Exit(run_command.run(request_from(ctx.params, ctx.meta[_SORTED])))
 

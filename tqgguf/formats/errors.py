@@ -33,3 +33,7 @@ class RequestError(TqggufError):
 
 class UnsupportedModelError(RequestError):
     """The model is sound, but its architecture, weights or tokenizer are not supported."""
+
+
+class MissingMLXError(RequestError, ImportError):
+    """MLX is not installed, and what was asked for needs it. The message names the extra that installs it."""

@@ -1,0 +1,117 @@
+"""An installation without MLX reads and makes blocks and files; what needs MLX says in one line how to get it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import venv
+from pathlib import Path
+
+import pytest
+
+from tqgguf.runtime.missing_mlx import how_to_install
+
+REPOSITORY = Path(__file__).parent.parent
+REFUSE_MLX = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("mlx", "mlx_lm"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+USE_FORMATS = """
+import importlib, pkgutil, sys
+import numpy as np
+import tqgguf, tqgguf.formats
+for module in pkgutil.iter_modules(tqgguf.formats.__path__, "tqgguf.formats."):
+    importlib.import_module(module.name)
+from tqgguf.formats.codec import resolve_codec
+codec = resolve_codec("turbo4", 128, "k")
+rows = np.sin(np.arange(256, dtype=np.float32)).reshape(2, 128)
+error = codec.decode(codec.encode(rows)) - rows
+assert (error**2).sum() < 0.02 * (rows**2).sum()
+assert not {"mlx", "mlx_lm"} & {name.partition(".")[0] for name in sys.modules}
+print("formats work", tqgguf.__version__)
+"""
+COMMAND_LINE = "import sys; from tqgguf.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def python(code: str, *argv: str, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
+    return subprocess.run(
+        [interpreter, "-c", code, *argv], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL
+    )
+
+
+def test_every_module_of_formats_works_and_none_imports_mlx() -> None:
+    done = python(REFUSE_MLX + USE_FORMATS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["make_prompt_cache", "load_model"])
+def test_a_function_that_needs_mlx_says_so_when_it_is_asked_for(name: str) -> None:
+    ask = textwrap.dedent(f"""
+        try:
+            from tqgguf import {name}
+        except ImportError as error:
+            import tqgguf
+            assert isinstance(error, tqgguf.TqggufError)
+            print(error)
+    """)
+    done = python(REFUSE_MLX + ask)
+    assert done.stdout == (
+        f"tqgguf.{name} needs MLX, which cannot be imported (No module named 'mlx'); "
+        f"install it with: {how_to_install(sys.platform)}\n"
+    )
+    assert done.stderr == ""
+
+
+def test_run_is_refused_in_one_line_with_exit_status_2() -> None:
+    done = python(REFUSE_MLX + COMMAND_LINE, "run", "-p", "Hello")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "tqgguf: error: tqgguf run needs MLX, which cannot be imported (No module named 'mlx'); "
+        f"install it with: {how_to_install(sys.platform)}\n"
+    )
+
+
+@pytest.mark.parametrize("argv", [("--version",), ("--help",), ("run", "--help")])
+def test_version_and_help_need_no_mlx(argv: tuple[str, ...]) -> None:
+    done = python(REFUSE_MLX + COMMAND_LINE, *argv)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tqgguf" in done.stdout
+
+
+def test_another_missing_module_is_not_mistaken_for_mlx() -> None:
+    refuse_jinja = REFUSE_MLX.replace('("mlx", "mlx_lm")', '("jinja2",)')
+    done = python(
+        refuse_jinja + "from tqgguf.runtime.missing_mlx import needs_mlx\nwith needs_mlx('x'):\n import jinja2"
+    )
+    assert done.returncode == 1
+    assert "ModuleNotFoundError: No module named 'jinja2'" in done.stderr
+
+
+@pytest.mark.parametrize("platform, packages", [("linux", "tqgguf[cpu]"), ("darwin", "mlx mlx-lm")])
+def test_the_way_to_install_mlx_is_the_platforms(platform: str, packages: str) -> None:
+    assert packages in how_to_install(platform)
+
+
+@pytest.mark.slow
+def test_a_real_installation_without_extras_behaves_the_same(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    interpreter = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", str(REPOSITORY)], check=True)
+    uninstall = [interpreter, "-m", "pip", "uninstall", "--quiet", "--yes", "mlx", "mlx-metal", "mlx-lm"]
+    subprocess.run(uninstall, check=True)  # for macOS, where MLX is a dependency
+    absent = python("import mlx", interpreter=interpreter)
+    assert "No module named 'mlx'" in absent.stderr
+    formats = python(USE_FORMATS, interpreter=interpreter)
+    assert (formats.returncode, formats.stderr) == (0, "")
+    refused = python(COMMAND_LINE, "run", "-p", "Hello", interpreter=interpreter)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1 and how_to_install(sys.platform) in refused.stderr
