@@ -262,6 +262,17 @@ def test_a_terminal_is_prompted_on_stderr(capsys: pytest.CaptureFixture[str]) ->
     assert out == "" and err == "\n> \n> "
 
 
+@pytest.mark.parametrize("bad", [b"a\xffb\n", b"\\xff\n"])
+def test_a_message_that_is_not_utf8_is_passed_over_on_a_terminal_and_an_error_elsewhere(
+    bad: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = b"one\n" + bad + b"two\n"
+    assert list(chat_turns(RunRequest(), io.BytesIO(typed), stdin_is_terminal=True)) == ["one", "two"]
+    assert "expected UTF-8 text" in capsys.readouterr().err
+    with pytest.raises(TqggufError, match="expected UTF-8 text"):
+        list(chat_turns(RunRequest(), io.BytesIO(typed), stdin_is_terminal=False))
+
+
 # How the program ends
 
 

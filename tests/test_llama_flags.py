@@ -11,7 +11,7 @@ import typer
 
 from tqgguf.cli.arguments import sort_arguments
 from tqgguf.cli.llama_flags import FLAGS, LLAMA_FLAGS, OUR_FLAGS, Fate, Flag
-from tqgguf.cli.main import app
+from tqgguf.cli.program import app
 from tqgguf.formats.errors import RequestError
 
 RECORDED = [

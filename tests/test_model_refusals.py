@@ -98,6 +98,18 @@ REFUSALS = {
         LLAMA,
         {"llama.attention.layer_norm_rms_epsilon": 0.0},
     ),
+    "RoPE base without angles": (
+        FormatError,
+        r"rope\.freq_base.*: expected 2\.33e-10 to 1\.84e\+19, found ",
+        LLAMA,
+        {"llama.rope.freq_base": 1e-38},
+    ),
+    "RoPE factor without angles": (
+        FormatError,
+        r"rope\.scaling\.factor.*: expected 2\.33e-10 to 4\.29e\+09, found ",
+        LLAMA,
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1e-38},
+    ),
     "head count as text": (
         FormatError,
         r"head_count' is STRING, expected an integer",

@@ -290,3 +290,11 @@ def test_stages_are_named_as_llama_cpp_names_them() -> None:
         sampler_names("top_k;mirostat")
     with pytest.raises(RequestError, match="found 'q'"):
         sampler_names("kq", letters=True)
+
+
+def test_biases_are_checked_against_a_vocabulary_before_anything_is_sampled() -> None:
+    SamplingParams(logit_bias=((0, -math.inf), (9, 1.0))).check_vocabulary(10)
+    with pytest.raises(RequestError, match="--logit-bias: expected a token id below 9, found 9"):
+        SamplingParams(logit_bias=((0, -math.inf), (9, 1.0))).check_vocabulary(9)
+    with pytest.raises(RequestError, match="every token of the vocabulary is banned"):
+        SamplingParams().banning(range(10)).check_vocabulary(10)

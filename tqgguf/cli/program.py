@@ -1,4 +1,4 @@
-"""The program `tqgguf`: its verbs, and how every one of them ends.
+"""The verbs of the program `tqgguf`, and how every one of them ends.
 
 An error is one line on stderr; the exit status says whose fault it is: 1 the input's, 2 the request's. Ctrl-C gives
 130, a reader that closed the pipe 141, both quietly. A traceback is shown with --debug only.
@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.run import RunCommand, run
 from tqgguf.cli.version import print_version
 from tqgguf.formats.errors import TqggufError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
 
@@ -100,7 +100,3 @@ def _fail(message: str, status: int) -> int:
 def _let_stdout_go() -> None:
     """Point stdout at nothing, so that the interpreter's last flush cannot fail on the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tqgguf.cli.run_request import RunRequest
-from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 
 _STDIN = "-"
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
@@ -45,15 +45,15 @@ def read_texts(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
         if processed != prompt and source != "-p":
             notices = (f"{source}: backslash escapes were processed, as llama.cpp does; --no-escape keeps the text",)
         prompt = processed
-    system_prompt = request.system_prompt
+    system_prompt = _checked("-sys", request.system_prompt or "")
     if request.system_prompt_file is not None:
         system_prompt = _without_last_newline(_read_text("-sysf", request.system_prompt_file, stdin))
     if system_prompt and request.conversation is False:
         notices += ("the system prompt has no effect with -no-cnv",)
-    template = request.chat_template
+    template = _checked("--chat-template", request.chat_template or "")
     if request.chat_template_file is not None:
         template = _read_text("--chat-template-file", request.chat_template_file, stdin)
-    reverse_prompts = request.reverse_prompts
+    reverse_prompts = tuple(_checked("-r", text) for text in request.reverse_prompts)
     if request.escape:
         reverse_prompts = tuple(process_escapes(text, "-r") for text in reverse_prompts)
     return Texts(
@@ -69,17 +69,25 @@ def read_texts(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
 def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) -> Iterator[str]:
     """The user's messages, one per iteration, until the input ends. Empty messages are passed over.
 
-    A terminal sees "> " on stderr. With -st there is one message.
+    A terminal sees "> " on stderr, and there a message that is not UTF-8 is told and passed over; elsewhere it is an
+    error. With -st there is one message.
     """
     while True:
         if stdin_is_terminal:
             print("\n> ", end="", file=sys.stderr, flush=True)
-        message = _read_message(stdin, request.multiline_input)
-        if message is None:
-            return
-        if not message.strip():
+        try:
+            message = _read_message(stdin, request.multiline_input)
+            if message is None:
+                return
+            if not message.strip():
+                continue
+            message = process_escapes(message, "the message") if request.escape else message
+        except TqggufError as error:
+            if not stdin_is_terminal:
+                raise
+            print(f"tqgguf: {error}; nothing was sent", file=sys.stderr)
             continue
-        yield process_escapes(message, "the message") if request.escape else message
+        yield message
         if request.single_turn:
             return
 
@@ -102,11 +110,13 @@ def process_escapes(text: str, source: str) -> str:
 
 def _read_prompt(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) -> tuple[str | None, str]:
     """The prompt, if there is one, with what to call it in a message."""
-    if request.binary_file is not None:
-        return _read_text("-bf", request.binary_file, stdin), f"-bf {request.binary_file}"
-    if request.prompt_file is not None:
-        text = _read_text("-f", request.prompt_file, stdin)
-        return _without_last_newline(text), f"-f {request.prompt_file}"
+    for flag, name in (("-bf", request.binary_file), ("-f", request.prompt_file)):
+        if name is not None:
+            text = _read_text(flag, name, stdin)
+            text = _without_last_newline(text) if flag == "-f" else text
+            if not text:
+                raise RequestError(f"{flag} {name}: expected a prompt, found an empty file")
+            return text, f"{flag} {name}"
     if request.prompt:
         return _checked("-p", request.prompt), "-p"
     if request.conversation is True or (stdin_is_terminal and request.conversation is None):
@@ -120,15 +130,13 @@ def _read_prompt(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) 
 
 
 def _checked(source: str, text: str) -> str:
-    """An argument that is not UTF-8 arrives with surrogates in it."""
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"{source}: expected UTF-8 text, found another byte at character {error.start}"
-            ) from None
-    return text
+    """An argument as the UTF-8 that it must be, whatever the locale took it for: other bytes arrive as surrogates."""
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = len(data[: error.start].decode("utf-8"))
+        raise RequestError(f"{source}: expected UTF-8 text, found another byte at character {at}") from None
 
 
 def _read_text(flag: str, name: str, stdin: BinaryIO) -> str:

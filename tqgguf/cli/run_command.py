@@ -9,10 +9,12 @@ from typing import Any
 
 from tqgguf.cli import report
 from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_errors import shown
 from tqgguf.runtime import backends
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
@@ -21,8 +23,6 @@ from tqgguf.runtime.kv_cache import check_cache_types
 from tqgguf.runtime.load import embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def run(request: RunRequest) -> int:
@@ -60,11 +60,15 @@ class _Run:
             check_prompt(len(self.first), n_ctx)
         if request.threads > 0:
             backends.set_threads(request.threads)
+        sampling = request.sampling
+        if request.ignore_eos:
+            sampling = sampling.banning(self.tokenizer.end_of_generation)
+        sampling.check_vocabulary(self.tokenizer.vocab_size)
         loading = ProgressLine("loading", "bytes")
         loaded = opened.load(loading.update)
         loading.end()
         if request.verbose:
-            self.say(f"model: {opened.path}: {config.architecture} {config.name}, {config.n_layers} layers")
+            self.say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
             self.say(f"device: {backends.describe()}")
         self.session = Session(
             loaded,
@@ -75,9 +79,6 @@ class _Run:
             n_prefix=request.exact_prefix,
             strict=request.strict_kv,
         )
-        sampling = request.sampling
-        if request.ignore_eos:
-            sampling = sampling.banning(self.tokenizer.end_of_generation)
         self.sampler = Sampler(sampling)
         self.finish = "eog"
 
@@ -124,7 +125,7 @@ class _Run:
             except RequestError as error:
                 self.conversation.take_back()
                 self.say(str(error))
-                if self.session.room < 1 or not self.session.tokens:
+                if self.session.room < 1 or not (self.session.tokens or sys.stdin.isatty()):
                     return error.exit_status
             if self.request.single_turn:
                 break

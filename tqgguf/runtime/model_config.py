@@ -20,6 +20,9 @@ from tqgguf.formats.kv_size import LayerShape
 
 MAX_LAYERS = 4096  # far above any model; keeps a damaged header from asking for millions of layers
 MAX_SIZE = 2**31 - 1  # mlx counts dimensions in int32
+# Far beyond any model's. Inside, the largest angle (position x scale x frequency) is finite in float32.
+ROPE_BASES = (2.0**-32, 2.0**64)
+ROPE_FACTORS = (2.0**-32, 2.0**32)
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,8 @@ def read_model_config(file: GGUFFile) -> ModelConfig:
         context_length=keys.positive("context_length"),
         vocab_size=_vocabulary_size(file),
         rms_norm_eps=keys.above_zero("attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.above_zero("rope.freq_base", 10000.0),
-        rope_theta_local=keys.above_zero("rope.freq_base_swa", 10000.0),
+        rope_theta=keys.above_zero("rope.freq_base", 10000.0, ROPE_BASES),
+        rope_theta_local=keys.above_zero("rope.freq_base_swa", 10000.0, ROPE_BASES),
         rope_dim=keys.positive("rope.dimension_count", default=head_dim_k),
         rope_factor=_rope_factor(keys),
         windows=windows,
@@ -107,11 +110,13 @@ def override_rope(
     """The same model with other RoPE parameters (llama.cpp's --rope-freq-base and --rope-freq-scale; --rope-scale N is
     freq_scale = 1 / N). None and 0 leave the model's own. Layers that see a window keep theirs, as in llama.cpp.
 
-    RequestError for numbers that are not above zero.
+    RequestError for numbers that are not above zero, or that no angle can be computed with.
     """
-    for name, value in (("base", freq_base), ("scale", freq_scale)):
+    for name, value, (low, high) in (("base", freq_base, ROPE_BASES), ("scale", freq_scale, ROPE_FACTORS)):
         if value is not None and not 0 <= value < math.inf:
             raise RequestError(f"RoPE frequency {name}: expected a number above 0 (0: the model's own), found {value}")
+        if value and not low <= value <= high:
+            raise RequestError(f"RoPE frequency {name}: expected {low:.3g} to {high:.3g}, found {value}")
     if not freq_base and not freq_scale:
         return config
     return replace(
@@ -174,11 +179,15 @@ class _Keys:
             raise self.error(suffix, f"expected 1 to {limit}, found {value}")
         return value
 
-    def above_zero(self, suffix: str, default: float | None = None) -> float:
+    def above_zero(
+        self, suffix: str, default: float | None = None, limits: tuple[float, float] = (0.0, math.inf)
+    ) -> float:
         name = self.name(suffix)
         value = self.file.real(name) if default is None else self.file.real(name, default)
         if value <= 0:
             raise self.error(suffix, f"expected a number above 0, found {value}")
+        if not limits[0] <= value <= limits[1]:
+            raise self.error(suffix, f"expected {limits[0]:.3g} to {limits[1]:.3g}, found {value}")
         return value
 
     def per_layer(self, suffix: str, n_layers: int, default: int | None = None) -> int:
@@ -246,6 +255,8 @@ def _rope_factor(keys: _Keys) -> float:
     factor = keys.file.real(keys.name(suffix), 0.0)
     if factor < 0:
         raise keys.error(suffix, f"expected a number above 0 (0: not scaled), found {factor}")
+    if factor and not ROPE_FACTORS[0] <= factor <= ROPE_FACTORS[1]:
+        raise keys.error(suffix, f"expected {ROPE_FACTORS[0]:.3g} to {ROPE_FACTORS[1]:.3g}, found {factor}")
     return factor or 1.0
 
 

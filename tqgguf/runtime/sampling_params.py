@@ -129,6 +129,14 @@ class SamplingParams:
             if self.samplers.count(stage) > 1:
                 raise RequestError(f"--samplers: expected each stage at most once, found {stage} twice")
 
+    def check_vocabulary(self, n_tokens: int) -> None:
+        """RequestError where the biases name a token beyond a vocabulary, or leave none of its tokens."""
+        beyond = [token for token, _ in self.logit_bias if token >= n_tokens]
+        if beyond:
+            raise RequestError(f"--logit-bias: expected a token id below {n_tokens}, found {beyond[0]}")
+        if len({token for token, amount in self.logit_bias if amount == -math.inf}) >= n_tokens:
+            raise RequestError("--logit-bias: every token of the vocabulary is banned; lift at least one")
+
     def banning(self, token_ids: Iterable[int]) -> SamplingParams:
         """The same parameters, with these tokens never chosen (what --ignore-eos does to end-of-generation tokens)."""
         return replace(self, logit_bias=self.logit_bias + tuple((int(token), -math.inf) for token in token_ids))
