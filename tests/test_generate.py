@@ -181,3 +181,45 @@ def test_the_report_says_what_is_held_and_how_it_was_read(smollm2: LoadedModel) 
     session.decode(5)
     assert session.report().answer_reads == Reads(30 * 252, 30 * 49, 30 * 252, 30 * 49)
     assert (report.by_fallback, report.n_other_layers) == (0, 0)
+
+
+class Broken(Exception):
+    """What stands for a second Ctrl-C, or for memory that ran out, in the middle of a step."""
+
+
+@pytest.mark.parametrize("at_layer", [0, 3])
+def test_a_session_broken_off_inside_a_step_answers_the_next_prompt_as_a_new_one(
+    smollm2: LoadedModel, monkeypatch: pytest.MonkeyPatch, at_layer: int
+) -> None:
+    ids = prompt(smollm2)[:140]
+    session = Session(smollm2, "turbo4", "q8_0")
+    session.prefill(ids[:130])
+    update = BlockKVCache.update_and_fetch
+
+    def breaking(cache: BlockKVCache, *rows: mx.array) -> tuple[mx.array, mx.array]:
+        if cache.layer == at_layer:
+            raise Broken
+        return update(cache, *rows)
+
+    monkeypatch.setattr(BlockKVCache, "update_and_fetch", breaking)
+    with pytest.raises(Broken):
+        session.prefill(ids)
+    monkeypatch.undo()
+    assert session.timing.prompt_tokens == 130
+    expected = Session(smollm2, "turbo4", "q8_0").prefill(ids)
+    assert np.array_equal(session.prefill(ids), expected)
+    assert session.tokens == ids and {cache.offset for cache in session.cache} == {140}
+
+
+def test_an_interrupted_prompt_is_reported_as_far_as_it_was_read(smollm2: LoadedModel) -> None:
+    session = Session(smollm2, "turbo4", "turbo4", chunk=128)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.prefill(prompt(smollm2)[:300], stop)
+    report = session.report()
+    assert (session.timing.prompt_tokens, report.n_tokens) == (128, 128)
+    assert session.timing.prompt_seconds > 0
+    assert report.prompt_reads.keys_in_float > 0 and report.answer_reads == Reads()

@@ -100,6 +100,8 @@ class Session:
         """Token ids that the cache holds."""
         self.timing = Timing()
         self._prompt_reads = Reads()
+        self._torn = False
+        """An evaluation was broken off, so that the layers may hold different tokens."""
 
     def _new_cache(self) -> list[Any]:
         return make_prompt_cache(self.loaded.model, self.type_k, self.type_v, n_prefix=self.n_prefix, usage=self.usage)
@@ -118,15 +120,18 @@ class Session:
         done = self._reuse(ids)
         start, before = time.perf_counter(), replace(self.usage.reads)
         logits: NDArray[np.float32] | None = None
-        self.timing.prompt_tokens += len(ids) - done
-        while done < len(ids):
-            stop = min(len(ids), (done // self.chunk + 1) * self.chunk)
-            logits = self._evaluate(list(ids[done:stop]), want_logits=stop == len(ids))
-            done = stop
-            if progress is not None:
-                progress(done, len(ids))
-        self.timing.prompt_seconds += time.perf_counter() - start
-        self._prompt_reads = _combine(int.__add__, self._prompt_reads, _combine(int.__sub__, self.usage.reads, before))
+        try:
+            while done < len(ids):
+                stop = min(len(ids), (done // self.chunk + 1) * self.chunk)
+                logits = self._evaluate(list(ids[done:stop]), want_logits=stop == len(ids))
+                self.timing.prompt_tokens += stop - done
+                done = stop
+                if progress is not None:
+                    progress(done, len(ids))
+        finally:  # an interrupted prompt counts as far as it came
+            self.timing.prompt_seconds += time.perf_counter() - start
+            read = _combine(int.__sub__, self.usage.reads, before)
+            self._prompt_reads = _combine(int.__add__, self._prompt_reads, read)
         assert logits is not None
         return logits
 
@@ -138,7 +143,9 @@ class Session:
         """
         common = next((i for i, (a, b) in enumerate(zip(ids, self.tokens, strict=False)) if a != b), None)
         keep = min(len(ids) - 1, len(self.tokens)) if common is None else common
-        if keep < len(self.tokens):
+        if self._torn:
+            self._go_back(0)
+        elif keep < len(self.tokens):
             keep -= keep % PAGE_TOKENS
             self._go_back(max(keep, 0))
         return len(self.tokens)
@@ -167,15 +174,18 @@ class Session:
 
     def _evaluate(self, ids: list[int], want_logits: bool) -> NDArray[np.float32] | None:
         tokens = mx.array([ids], dtype=mx.int32)
+        self._torn = True
         if want_logits:
             logits = self.loaded.last_logits(tokens, self.cache)
             mx.eval(logits, [c.state for c in self.cache])
             self.tokens += ids
+            self._torn = False
             return np.array(logits.astype(mx.float32))
         self.loaded.model(tokens, cache=self.cache)
         mx.eval([c.state for c in self.cache])  # the logits of inner chunks are never computed
         mx.clear_cache()
         self.tokens += ids
+        self._torn = False
         return None
 
     def report(self) -> CacheReport:
