@@ -109,7 +109,7 @@ class BlockSide:
         start = self.end_page * PAGE
         rows = new if self.tail is None else mx.concatenate([self.tail, new], axis=1)
         held = rows.shape[1]
-        if start == 0 and self.n_prefix:
+        if start == 0 and (0 if self.prefix is None else self.prefix.shape[1]) < self.n_prefix:
             self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
         n_full = held // PAGE
         for page in range(n_full):
