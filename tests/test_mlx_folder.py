@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import mlx.core as mx
@@ -140,6 +141,14 @@ def write(name: str, text: str):
     return lambda folder: (folder / name).write_text(text)
 
 
+def pipe(name: str):
+    def replace(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
+
+
 def configure(**config):
     return lambda folder: write_json(folder / "config.json", {"model_type": "llama", **SIZES, **config})
 
@@ -174,6 +183,57 @@ BAD_FOLDERS = {
     "no weights": (FormatError, r"expected weights in model\*\.safetensors, found none", remove("model.safetensors")),
     "weights cut short": (FormatError, r"(cannot load it|cannot be read): ", cut_weights),
     "weights are text": (FormatError, r"mlx-lm cannot load it: ", write("model.safetensors", "none")),
+    "weights are a pointer": (
+        FormatError,
+        r"model\.safetensors: expected a safetensors file, found a Git LFS pointer",
+        write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
+    ),
+    "weights are a web page": (
+        FormatError,
+        r"expected a safetensors file, found an HTML page",
+        write("model.safetensors", "<!DOCTYPE html>"),
+    ),
+    "weights are a pipe": (
+        FormatError,
+        r"model\.safetensors: expected a safetensors file, found none of the regular kind",
+        pipe("model.safetensors"),
+    ),
+    "config is a pipe": (FormatError, r"expected a config\.json in the model folder, found none", pipe("config.json")),
+    "config nested without end": (
+        FormatError,
+        r"config\.json: expected JSON, found a mistake: maximum recursion",
+        write("config.json", "[" * 100_000),
+    ),
+    "text_config is no object": (
+        FormatError,
+        r"text_config: expected an object, found int",
+        configure(text_config=3),
+    ),
+    "context in words": (
+        FormatError,
+        r"max_position_embeddings: expected a number up to 2147483647, found 'long'",
+        configure(max_position_embeddings="long"),
+    ),
+    "negative context": (
+        FormatError,
+        r"max_position_embeddings: expected a number up to \d+, found -5",
+        configure(max_position_embeddings=-5),
+    ),
+    "absurd layers": (
+        FormatError,
+        r"expected at most 4096 layers, found 100000",
+        configure(num_hidden_layers=100_000),
+    ),
+    "tokenizer nested without end": (
+        FormatError,
+        r"tokenizer\.json: expected JSON, found a mistake: maximum recursion",
+        write("tokenizer.json", "[" * 100_000),
+    ),
+    "template of other bytes": (
+        FormatError,
+        r"chat_template\.jinja: expected UTF-8 text, found another byte \(at byte 1\)",
+        lambda folder: (folder / "chat_template.jinja").write_bytes(b"{\xff"),
+    ),
     "no tokenizer": (
         FormatError,
         r"expected a tokenizer\.json in the model folder, found none",

@@ -147,11 +147,16 @@ def _check_magic(cursor: Cursor) -> None:
     # safetensors: u64 length of a JSON header, then the header itself. First, as that length may look like any text.
     if head[8:10] == b'{"' and U64.unpack_from(head)[0] < 1 << 32:
         raise cursor.error("not-gguf", "expected a GGUF file, found a safetensors file; name its folder instead")
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    for prefix, what in OTHER_FILES:
-        if text.startswith(prefix):
-            raise cursor.error("not-gguf", f"expected a GGUF file, found {what}")
+    what = other_kind(head)
+    if what is not None:
+        raise cursor.error("not-gguf", f"expected a GGUF file, found {what}")
     raise cursor.error("not-gguf", f"expected a file that begins with {MAGIC!r}, found {head[:4]!r}")
+
+
+def other_kind(head: bytes) -> str | None:
+    """What a file that begins so is in words, if it is of a kind that is often taken for a model."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return next((what for prefix, what in OTHER_FILES if text.startswith(prefix)), None)
 
 
 def _version(cursor: Cursor) -> int:

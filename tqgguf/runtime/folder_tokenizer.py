@@ -115,14 +115,21 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; FormatError if it is not there or not one."""
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise FormatError(f"{path.parent}: expected a {path.name} in the model folder, found none") from error
-    except ValueError as error:
+        value = json.loads(_read_bytes(path))
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: expected JSON, found a mistake: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):
         raise FormatError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise FileNotFoundError
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path.parent}: expected a {path.name} in the model folder, found none") from error
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -132,11 +139,14 @@ def _optional(path: Path) -> dict[str, Any]:
 def _chat_template(folder: Path, configured: Any) -> str | None:
     """The template in a file of its own, else the one in tokenizer_config.json (of several, the default one)."""
     if (path := folder / "chat_template.jinja").exists():
-        return path.read_text(encoding="utf-8")
+        try:
+            return _read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{path}: expected UTF-8 text, found another byte", offset=error.start) from error
     found = _optional(folder / "chat_template.json").get("chat_template", configured)
     if isinstance(found, list):
-        named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
-        found = named.get("default")
+        named = [row for row in found if isinstance(row, dict) and row.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     return found if isinstance(found, str) else None
 
 

@@ -7,6 +7,7 @@ goes through it with caches that note shapes, and nothing is computed. Knows no 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,13 +23,17 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.gguf_parse import other_kind
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import hook
 from tqgguf.runtime.folder_tokenizer import FolderTokenizer, load_folder_tokenizer, read_json
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
+from tqgguf.runtime.model_config import MAX_LAYERS, MAX_SIZE
 from tqgguf.runtime.rope import put_row_rope
 
 DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say
+_CONTEXT = "max_position_embeddings"
+_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 @dataclass(frozen=True)
@@ -58,19 +63,29 @@ class OpenFolder:
         config = read_json(folder / "config.json")
         if not isinstance(config.get("model_type"), str):
             raise FormatError(f"{folder / 'config.json'}: expected a model_type, found none; is this a model folder?")
-        text = {**(config.get("text_config") or {}), **config}  # of models that also see or hear, the language part
+        language = config.get("text_config") or {}
+        if not isinstance(language, dict):
+            raise FormatError(
+                f"{folder / 'config.json'}: text_config: expected an object, found {type(language).__name__}"
+            )
+        text = {**language, **config}  # of models that also see or hear, the language part
         if text.get("kv_lora_rank"):
             raise UnsupportedModelError(
                 f"{folder}: {config['model_type']} uses multi-head latent attention (kv_lora_rank), "
                 "whose cache holds no heads: not supported"
             )
+        numbers = {name: _number(text, name, folder) for name in (*_LAYER_COUNTS, _CONTEXT, "vocab_size")}
+        n_layers = max(numbers[name] for name in _LAYER_COUNTS)
+        if n_layers > MAX_LAYERS:
+            raise FormatError(f"{folder / 'config.json'}: expected at most {MAX_LAYERS} layers, found {n_layers}")
+        _check_weights(folder)
         self._model = _open_lazily(folder, config["model_type"])
         self.config = FolderConfig(
             architecture=config["model_type"],
             name=folder.resolve().name,
             n_layers=len(self._model.layers),
-            context_length=int(text.get("max_position_embeddings") or DEFAULT_CONTEXT),
-            vocab_size=int(text.get("vocab_size") or 0),
+            context_length=numbers[_CONTEXT] or DEFAULT_CONTEXT,
+            vocab_size=numbers["vocab_size"],
             shapes=_layer_shapes(self._model, folder),
         )
 
@@ -101,6 +116,28 @@ class OpenFolder:
         put_row_rope(self._model)
         hook.install()
         return LoadedModel(self._model, tokenizer, self.config)
+
+
+def _number(config: dict[str, Any], name: str, folder: Path) -> int:
+    """A size of config.json; 0 where it is not given."""
+    value = config.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
+        raise FormatError(f"{folder / 'config.json'}: {name}: expected a number up to {MAX_SIZE}, found {value!r:.60}")
+    return value
+
+
+def _check_weights(folder: Path) -> None:
+    """Name files of other kinds that bear a weight file's name, which mlx would wait for or misread."""
+    for path in sorted(folder.glob("model*.safetensors")):
+        if path.exists() and not path.is_file():
+            raise FormatError(f"{path}: expected a safetensors file, found none of the regular kind")
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            head = file.read(64)
+            what = None if head[8:9] == b"{" else other_kind(head)
+            if what is not None:
+                raise FormatError(f"{path}: expected a safetensors file, found {what}")
 
 
 def _open_lazily(folder: Path, model_type: str) -> Any:
