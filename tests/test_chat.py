@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+import time
 from datetime import datetime
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from vocabularies import smollm2_tokenizer, spm_metadata
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime import template_sandbox
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.tokenizer import load_tokenizer
 
@@ -141,3 +145,89 @@ def test_a_refusal_that_folding_does_not_cure_is_reported() -> None:
     messages: list[dict[str, Any]] = [SYSTEM, USER, USER]
     with pytest.raises(RequestError, match="Roles must alternate"):
         ChatTemplate(REFUSES_SYSTEM).render(messages)
+
+
+BOMBS = [
+    "{{ 'a' * 10**10 }}",
+    "{{ 10**10 * 'a' }}",
+    "{{ [0] * 10**10 }}",
+    "{{ 9 ** (9 ** 9) }}",
+    "{% set x = 'a' * 10**7 %}{{ x + x }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ 'a' | center(9999999999) }}",
+    "{{ 'a'.center(10**10) }}",
+    "{{ 'a'.ljust(9999999999) }}",
+    "{{ 'a'.zfill(10**10) }}",
+    "{{ ('\t' * 10**5).expandtabs(10**5) }}",
+    "{{ ('\n' * 10**5) | indent(10**5) }}",
+    "{{ '%09999999999d' | format(1) }}",
+    "{{ '%09999999999d' % 1 }}",
+    "{{ '%*d' | format(10**10, 1) }}",
+    "{{ '{:>9999999999}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 9999999999) }}",
+    "{{ ('a' * 10**5).replace('a', 'b' * 10**5) }}",
+    "{{ ('a' * 10**5) | replace('a', 'b' * 10**5) }}",
+    "{{ ('a' * 10**6).join('b' * 99) }}",
+    "{{ range(99) | list | join('a' * 10**6) }}",
+    "{{ messages | tojson(indent=10**9) }}",
+    "{% for i in range(999) %}{{ 'a' * 10**5 }}{% endfor %}",
+]
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_a_template_that_would_make_gigabytes_is_refused_at_once(source: str) -> None:
+    before, started = peak_bytes(), time.thread_time()
+    with pytest.raises(RequestError, match=r"chat template: cannot render.*expected (at most|less than)"):
+        ChatTemplate(source).render([USER])
+    assert time.thread_time() - started < 2
+    assert peak_bytes() - before < 300e6
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it takes more than"),
+        ("{{ [1] | slice(10**7) | list | length }}", "it takes more than"),
+        ("{{ lipsum(n=10**6) }}", "it takes more than"),
+        (
+            "{% set n = namespace(a='a') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+            "MiB of memory",
+        ),
+    ],
+)
+def test_a_template_that_would_run_or_grow_without_end_is_stopped(
+    source: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(template_sandbox, "MAX_GROWTH", 2**28)
+    with pytest.raises(RequestError, match=message):
+        ChatTemplate(source).render([USER])
+    assert sys.gettrace() is None
+
+
+@pytest.mark.parametrize("source", ["{" * 3000, "{{" + "(" * 5000, "{% if x %}" * 3000, "{{ x" + "[0]" * 5000 + " }}"])
+def test_a_template_nested_without_end_is_one_line(source: str) -> None:
+    with pytest.raises(RequestError, match="chat template: expected Jinja, found a mistake"):
+        ChatTemplate(source).render([USER])
+
+
+def test_bounds_leave_what_templates_use_alone() -> None:
+    source = (
+        "{{ '%s-%5d' | format('a', 7) }} {{ '%02d' % 3 }} {{ '{:>4}'.format('b') }} {{ 'a b' | replace(' ', '') }} "
+        "{{ ['x', 'y'] | join(', ') }} {{ ', '.join(['x', 'y']) }} {{ 'a' * 3 + 'b' }} {{ 2 ** 10 * 3 }} {{ 7 % 4 }} "
+        "{{ 'a\nb' | indent(2) }} {{ ([1] + [2]) | length }} {{ 'q' | center(3) }}|"
+        "{{ range(3) | map('string') | join }}"
+    )
+    expected = "a-    7 03    b ab x, y x, y aaab 3072 3 a\n  b 2  q |012"
+    assert ChatTemplate(source).render([USER]) == expected
+
+
+def test_a_long_conversation_is_rendered_quickly() -> None:
+    messages = [{"role": role, "content": "word " * 200} for _ in range(300) for role in ("user", "assistant")]
+    template, started = ChatTemplate(None), time.thread_time()
+    assert len(template.render(messages)) > 600_000
+    assert time.thread_time() - started < 1

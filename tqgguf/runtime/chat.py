@@ -15,9 +15,9 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.template_sandbox import MAX_SIZE, BoundedSandbox, bounded
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 Message = Mapping[str, Any]  # "role", "content" and whatever else a template reads
@@ -47,15 +47,17 @@ class ChatTemplate:
     ) -> None:
         self.explicit = bool(source)
         self._variables = {"bos_token": bos or "", "eos_token": eos or ""}
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        environment = BoundedSandbox(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _Generation],
+            more_filters={"tojson": _to_json},
         )
-        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
             self._template = environment.from_string(source or CHATML)
-        except TemplateError as error:
+        except Exception as error:  # nesting without end fails in Jinja's parser, or in Python's, in their own ways
             raise RequestError(f"chat template: expected Jinja, found a mistake: {_one_line(error)}") from error
 
     @classmethod
@@ -87,16 +89,19 @@ class ChatTemplate:
             return False
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
+        given = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "enable_thinking": True,
+            **self._variables,
+            **variables,
+        }
         try:
-            return self._template.render(
-                {
-                    "messages": [dict(message) for message in messages],
-                    "add_generation_prompt": add_generation_prompt,
-                    "enable_thinking": True,
-                    **self._variables,
-                    **variables,
-                }
-            )
+            with bounded():
+                text = self._template.render(given)
+            if len(text) > MAX_SIZE:
+                raise TemplateError(f"it makes {len(text):,} characters, expected at most {MAX_SIZE:,}")
+            return text
         except Exception as error:  # a template computes, so it can fail in any way that Python can
             raise RequestError(f"chat template: cannot render this conversation: {_one_line(error)}") from error
 
