@@ -1,0 +1,75 @@
+"""Cross-compile the C library for arm64 and hold its NEON path to numpy's bytes under qemu-user.
+
+    python tests/neon_check.py [--native]
+
+Needs gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user (Debian's names). --native checks this machine's own
+paths with its own compiler instead. What is checked is in neon_check.c.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tqgguf.formats.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.native.library import codec_struct, is_supported
+
+HERE = Path(__file__).parent
+NATIVE = HERE.parent / "tqgguf" / "runtime" / "native"
+FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", f"-I{NATIVE}"]
+N_ROWS = 21
+
+
+def rows(head_dim: int) -> np.ndarray:
+    """float32 [N_ROWS, head_dim]: usual ones, zeros, spikes, ties, tiny and huge ones."""
+    x = np.random.default_rng(head_dim).standard_normal((N_ROWS, head_dim)).astype(np.float32)
+    x[1] = 0.0
+    x[2] = np.where(np.arange(head_dim) == 3, 1e3, 0.0)
+    x[3] = np.round(x[3] * 4) / 4
+    x[4:6] *= np.array([[1e-6], [1e-12]], np.float32)
+    x[6:8] *= np.array([[6e4], [1e30]], np.float32)
+    return x
+
+
+def write_records(path: Path) -> None:
+    with path.open("wb") as file:
+        for head_dim in (64, 96, 128, 192, 256):
+            for name in CACHE_TYPE_NAMES:
+                try:
+                    codec = resolve_codec(name, head_dim, "k")
+                except RequestError:
+                    continue
+                assert is_supported(codec)
+                struct, values = codec_struct(codec), rows(head_dim)
+                file.write(bytes(struct) + np.int32(N_ROWS).tobytes() + values.tobytes())
+                if struct.is_encoded:
+                    codes, scales = codec.split(codec.encode(values))
+                    file.write(codes.tobytes() + scales.tobytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="check the C library's NEON path under qemu-user")
+    parser.add_argument("--native", action="store_true", help="this machine's compiler and paths")
+    native = parser.parse_args().native
+    compiler, emulator = (
+        ("cc", []) if native else ("aarch64-linux-gnu-gcc", ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"])
+    )
+    sources = [path for path in sorted(NATIVE.glob("*.c")) if path.name != "blas_forward.c"]
+    with tempfile.TemporaryDirectory() as folder:
+        records, program = Path(folder) / "records", Path(folder) / "neon_check"
+        write_records(records)
+        subprocess.run(
+            [compiler, *FLAGS, HERE / "neon_check.c", *sources, "-o", program, "-lm", "-lpthread"], check=True
+        )
+        sys.exit(subprocess.run([*emulator, program, records]).returncode)
+
+
+if __name__ == "__main__":
+    main()
