@@ -330,7 +330,8 @@ def test_help_lists_every_option_under_a_heading_and_does_not_load_mlx() -> None
     for spelled in ("-ctk, --cache-type-k TYPE", "-no-cnv", "--strict-kv", "Show this message and exit."):
         assert spelled in found.stdout
     headings = re.findall(r"^(\S.*):$", found.stdout, re.MULTILINE)
-    assert headings == ["Model and evaluation", "KV cache", "Prompt", "Chat", "Sampling (as in llama.cpp)", "Output"]
+    options = ["Model and evaluation", "KV cache", "Prompt", "Chat", "Sampling (as in llama.cpp)", "Output"]
+    assert headings == [*options, "Examples"]
     assert "'mlx" not in found.stdout and "'numpy" not in found.stdout and "'rich" not in found.stdout
 
 
