@@ -1,9 +1,10 @@
-/* One step of attention from blocks: queries rotated once, keys split into units that threads share, one decode of every
- * code for all queries of a KV head, softmax online within a unit, units merged by log-sum-exp, outputs rotated back once.
+/* One step of attention from blocks: queries rotated once, keys split into units that threads share, one decode of
+ * every code for all queries of a KV head, softmax online within a unit, units merged by log-sum-exp, outputs rotated
+ * back once.
  *
- * A unit is a KV head and either a run of pages (blocks, in the rotated domain) or the own page with the exact prefix (in
- * original axes). Runs depend on the number of pages alone and are merged in order, so results are the same for any
- * number of threads. Kernels over rows of codes are in attend.inc. */
+ * A unit is a KV head and either a run of pages (blocks, in the rotated domain) or the own page with the exact prefix
+ * (in original axes). Runs depend on the step alone and are merged in order, so results are the same for any number of
+ * threads. Rows of codes are read in rows.c. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include "pages.h"
 #include "path.h"
 #include "rotate.h"
+#include "rows.h"
 #include "threads.h"
 
 enum {
@@ -20,7 +22,6 @@ enum {
     LARGEST_RUN = TQ_PAGE,
     MOST_RUNS = 64,         /* of a head */
     PARTIAL_QUERIES = 2048, /* queries times runs of a head: bounds what units leave to be merged */
-    DECODED_ROWS = 32,      /* rows decoded at a time where no kernel reads their codes: they stay in L1 */
     SMALL_STEP = 512        /* keys times KV heads below which waking other threads costs more than it gains */
 };
 
@@ -63,13 +64,13 @@ static struct scratch scratch_of(const struct step *s, int worker)
     scratch.offsets = scratch.scores + (size_t)s->n_queries * TQ_PAGE;
     scratch.factors = scratch.offsets + (size_t)s->n_queries * TQ_PAGE;
     scratch.decoded = scratch.factors + TQ_MAX_ROW_SCALES * TQ_PAGE;
-    scratch.merged = scratch.decoded + DECODED_ROWS * TQ_MAX_HEAD_DIM;
+    scratch.merged = scratch.decoded + TQ_DECODED_ROWS * TQ_MAX_HEAD_DIM;
     return scratch;
 }
 
 static size_t size_of_scratch(int n_queries, int v_dim)
 {
-    size_t floats = 2 * (size_t)n_queries * TQ_PAGE + TQ_MAX_ROW_SCALES * TQ_PAGE + DECODED_ROWS * TQ_MAX_HEAD_DIM;
+    size_t floats = 2 * (size_t)n_queries * TQ_PAGE + TQ_MAX_ROW_SCALES * TQ_PAGE + TQ_DECODED_ROWS * TQ_MAX_HEAD_DIM;
     return multiple_of_16(floats + 2 * (size_t)v_dim);
 }
 
@@ -97,82 +98,6 @@ static struct tq_rows rows_of(const struct step *s, const struct tq_codec *codec
     return rows;
 }
 
-/* The largest number of queries, at most `wanted`, that a kernel of this kind takes at once; 0 where there is none. */
-static int queries_at_once(const struct tq_path *path, int kind, int wanted)
-{
-    int n = wanted < TQ_MAX_QUERIES ? wanted : TQ_MAX_QUERIES;
-    while (n > 0 && path->scores[kind][n - 1] == NULL)
-        n--;
-    return n;
-}
-
-/* Whether kernels read codes of this kind for so many queries: one pass over them must do, or nearly. */
-static int has_kernels(const struct tq_path *path, int64_t kind, int n_queries)
-{
-    int most = queries_at_once(path, (int)kind, TQ_MAX_QUERIES);
-    return most > 0 && (kind == TQ_F32 || n_queries <= most);
-}
-
-static void score_queries(const struct step *s, int kind, const struct tq_codec *codec, const struct tq_rows *rows,
-                          const float *queries, float *scores)
-{
-    for (int q = 0, n; q < s->n_queries; q += n) {
-        n = queries_at_once(s->path, kind, s->n_queries - q);
-        s->path->scores[kind][n - 1](codec, rows, queries + (ptrdiff_t)q * codec->head_dim,
-                                     scores + (ptrdiff_t)q * TQ_PAGE);
-    }
-}
-
-static void add_values(const struct step *s, int kind, const struct tq_codec *codec, const struct tq_rows *rows,
-                       const float *weights, float *sums)
-{
-    for (int q = 0, n; q < s->n_queries; q += n) {
-        n = queries_at_once(s->path, kind, s->n_queries - q);
-        s->path->values[kind][n - 1](codec, rows, weights + (ptrdiff_t)q * TQ_PAGE,
-                                     sums + (ptrdiff_t)q * codec->head_dim);
-    }
-}
-
-/* The next rows of `rows` from `first` on, decoded into `out`. */
-static struct tq_rows decode_some(const struct step *s, int kind, const struct tq_codec *codec,
-                                  const struct tq_rows *rows, int first, float *out)
-{
-    int n = rows->n - first < DECODED_ROWS ? rows->n - first : DECODED_ROWS;
-    struct tq_rows some = *rows;
-    some.codes += first * rows->stride;
-    some.factors += first;
-    some.n = n;
-    s->path->decode(kind, codec, &some, out);
-    int width = codec->head_dim * (int)sizeof(float);
-    return (struct tq_rows){.codes = (const uint8_t *)out, .stride = width, .n = n, .width = width};
-}
-
-static void score_rows(const struct step *s, int has_kernel, int kind, const struct tq_codec *codec,
-                       const struct tq_rows *rows, const float *queries, float *scores, float *decoded)
-{
-    if (has_kernel) {
-        score_queries(s, kind, codec, rows, queries, scores);
-        return;
-    }
-    for (int t = 0; t < rows->n; t += DECODED_ROWS) {
-        struct tq_rows some = decode_some(s, kind, codec, rows, t, decoded);
-        score_queries(s, TQ_F32, codec, &some, queries, scores + t);
-    }
-}
-
-static void add_rows(const struct step *s, int has_kernel, int kind, const struct tq_codec *codec,
-                     const struct tq_rows *rows, const float *weights, float *sums, float *decoded)
-{
-    if (has_kernel) {
-        add_values(s, kind, codec, rows, weights, sums);
-        return;
-    }
-    for (int t = 0; t < rows->n; t += DECODED_ROWS) {
-        struct tq_rows some = decode_some(s, kind, codec, rows, t, decoded);
-        add_values(s, TQ_F32, codec, &some, weights + t, sums);
-    }
-}
-
 /* Where the first position that row `row` of the step sees lies in a tile, at least lo. */
 static int first_seen(const struct tq_attention *a, const struct tile *tile, int64_t row)
 {
@@ -194,11 +119,11 @@ static void hide_unseen(const struct step *s, const struct tile *tile, float *sc
     if (first_row_end == tile->hi && last_row_first == tile->lo)
         return;
     for (int q = 0; q < s->n_queries; q++) {
-        float *row = scores + (ptrdiff_t)q * TQ_PAGE - tile->lo;
+        float *row = scores + (ptrdiff_t)q * TQ_PAGE;
         int lo = first_seen(s->a, tile, q % n_rows), hi = end_seen(s->a, tile, q % n_rows);
         for (int t = tile->lo; t < tile->hi; t++)
             if (t < lo || t >= hi)
-                row[t] = -INFINITY;
+                row[t - tile->lo] = -INFINITY;
     }
 }
 
@@ -211,24 +136,27 @@ static void see(const struct step *s, struct tile tile, int64_t head, float *par
     if (tile.lo >= tile.hi)
         return;
     const float *queries = (tile.coded ? s->coded : s->plain) + head * s->n_queries * s->k_dim;
-    int k_kernels = tile.coded ? s->k_kernels : has_kernels(s->path, tile.k->kind, s->n_queries);
-    int v_kernels = tile.coded ? s->v_kernels : has_kernels(s->path, tile.v->kind, s->n_queries);
+    int k_kernels = tile.coded ? s->k_kernels : tq_has_kernels(s->path, tile.k->kind, s->n_queries);
+    int v_kernels = tile.coded ? s->v_kernels : tq_has_kernels(s->path, tile.v->kind, s->n_queries);
 
     struct tq_rows rows = rows_of(s, a->k_codec, tile.k, &tile, head, scratch.factors);
-    score_rows(s, k_kernels, (int)tile.k->kind, a->k_codec, &rows, queries, scratch.scores, scratch.decoded);
+    tq_score_rows(s->path, k_kernels, (int)tile.k->kind, a->k_codec, &rows, s->n_queries, queries, scratch.scores,
+                  scratch.decoded);
     for (int q = 0; q < s->n_queries && tile.offsets != NULL; q++)
         for (int t = 0; t < rows.n; t++)
             scratch.scores[q * TQ_PAGE + t] += tile.offsets[q * TQ_PAGE];
     hide_unseen(s, &tile, scratch.scores);
 
-    float *maxima = partial, *sums = maxima + s->n_queries, *values = partial + multiple_of_16(2 * (size_t)s->n_queries);
+    float *maxima = partial, *sums = maxima + s->n_queries;
+    float *values = partial + multiple_of_16(2 * (size_t)s->n_queries);
     for (int q = 0; q < s->n_queries; q++) {
         float decay = s->path->soften(scratch.scores + (ptrdiff_t)q * TQ_PAGE, rows.n, maxima + q, sums + q);
         if (decay != 1.0f)
             s->path->blend(values + (ptrdiff_t)q * s->v_dim, decay, NULL, 0.0f, s->v_dim);
     }
     rows = rows_of(s, a->v_codec, tile.v, &tile, head, scratch.factors);
-    add_rows(s, v_kernels, (int)tile.v->kind, a->v_codec, &rows, scratch.scores, values, scratch.decoded);
+    tq_add_rows(s->path, v_kernels, (int)tile.v->kind, a->v_codec, &rows, s->n_queries, scratch.scores, values,
+                scratch.decoded);
 }
 
 /* query . mean of each page of a run, to offsets[query][page of the run] */
@@ -237,8 +165,8 @@ static void score_means(const struct step *s, int64_t head, int first, int n, st
     const struct tq_attention *a = s->a;
     struct tq_rows means = {.codes = (const uint8_t *)a->page_means + first * a->mean_page + head * a->mean_head,
                             .stride = a->mean_page, .factors = scratch.factors, .n = n};
-    score_rows(s, has_kernels(s->path, TQ_F16, s->n_queries), TQ_F16, a->k_codec, &means,
-               s->plain + head * s->n_queries * s->k_dim, scratch.offsets, scratch.decoded);
+    tq_score_rows(s->path, tq_has_kernels(s->path, TQ_F16, s->n_queries), TQ_F16, a->k_codec, &means, s->n_queries,
+                  s->plain + head * s->n_queries * s->k_dim, scratch.offsets, scratch.decoded);
 }
 
 static void see_run(const struct step *s, int64_t head, int run, float *partial, struct scratch scratch)
@@ -389,8 +317,8 @@ int tq_attend(const struct tq_attention *a)
     s.pages_per_run = pages_per_run(s.n_pages, s.n_queries);
     s.n_runs = (s.n_pages + s.pages_per_run - 1) / s.pages_per_run;
     s.n_units = s.n_runs + 1;
-    s.k_kernels = has_kernels(s.path, a->k_pages.kind, s.n_queries);
-    s.v_kernels = has_kernels(s.path, a->v_pages.kind, s.n_queries);
+    s.k_kernels = tq_has_kernels(s.path, a->k_pages.kind, s.n_queries);
+    s.v_kernels = tq_has_kernels(s.path, a->v_pages.kind, s.n_queries);
 
     int n_threads = tq_threads();
     int64_t n_keys = a->offset - a->first_page * TQ_PAGE;
@@ -399,8 +327,8 @@ int tq_attend(const struct tq_attention *a)
     s.scratch_size = size_of_scratch(s.n_queries, s.v_dim);
     size_t counters = multiple_of_16((size_t)a->n_kv_heads * sizeof(atomic_int) / sizeof(float) + 1);
     size_t floats = 2 * n_queries * s.k_dim + n_units * s.partial_size + n_threads * s.scratch_size + counters;
-    float *memory = aligned_alloc(64, floats * sizeof(float));
-    if (memory == NULL)
+    void *memory;
+    if (posix_memalign(&memory, 64, floats * sizeof(float)) != 0)
         return -1;
     s.plain = memory;
     s.coded = s.plain + n_queries * s.k_dim;

@@ -1,4 +1,4 @@
-/* AVX2 vectors: 8 lanes. A register holds 8 codebook values; 16 are two registers and a blend by the code's high bit. */
+/* AVX2 vectors: 8 lanes. A register holds 8 codebook values; 16 are two registers and a blend by a code's high bit. */
 #include <immintrin.h>
 
 #include "float16.h"
@@ -97,7 +97,8 @@ INLINE void decode_step(int kind, const uint8_t *codes, const uint8_t *high, int
                 c = _mm256_srli_epi32(c, 4);
             x[v] = look_up(c, tables->eights);
             if (kind == TQ_HIGH_HALVES)
-                x[v] = _mm256_blendv_ps(x[v], look_up(c, tables->eights + 2), bit_mask(load_u16(high + 2 * step), 8 * v));
+                x[v] = _mm256_blendv_ps(x[v], look_up(c, tables->eights + 2),
+                                        bit_mask(load_u16(high + 2 * step), 8 * v));
             break;
         }
         case TQ_BYTES:

@@ -9,8 +9,8 @@
 
 enum { TQ_MAX_QUERIES = 8 }; /* most queries that one kernel call takes in any path */
 
-/* n rows of one head, at most TQ_PAGE, whose codes lie `stride` bytes apart. Scale j of row t as f32: factors[j * TQ_PAGE + t].
- * The bytes (`width` a row) that lie `ahead` of them are needed soon; 0: none are known. */
+/* n rows of one head, at most TQ_PAGE, whose codes lie `stride` bytes apart. Scale j of row t as f32:
+ * factors[j * TQ_PAGE + t]. The bytes (`width` a row) that lie `ahead` of them are needed soon; 0: none are known. */
 struct tq_rows {
     const uint8_t *codes;
     int64_t stride;
@@ -29,7 +29,7 @@ struct tq_path {
     const char *name;
     int lanes;
 
-    /* Kernels by kind and number of queries - 1, with gaps; a kind that has none is decoded first and read as TQ_F32. */
+    /* Kernels by kind and number of queries - 1, with gaps; kinds that have none are decoded and read as TQ_F32. */
     tq_scores_fn *const (*scores)[TQ_MAX_QUERIES];
     tq_values_fn *const (*values)[TQ_MAX_QUERIES];
 

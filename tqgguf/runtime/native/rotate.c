@@ -1,5 +1,5 @@
-/* The Walsh-Hadamard rotation of queries and outputs, as tqgguf/formats/rotation.py states it. Encoding has its own form
- * of it (encode.inc), for many rows side by side. */
+/* The Walsh-Hadamard rotation of queries and outputs, as tqgguf/formats/rotation.py states it. Encoding has its own
+ * form of it (encode.inc), for many rows side by side. */
 #include "rotate.h"
 
 #include <string.h>

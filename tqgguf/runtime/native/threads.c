@@ -124,6 +124,8 @@ void tq_share(int n_units, tq_work_fn *work, void *context)
     for (int i = 0; i < PATIENCE && atomic_load(&pool.active) > 0; i++) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
 #endif
     }
     pthread_mutex_lock(&pool.lock);
