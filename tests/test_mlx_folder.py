@@ -219,6 +219,11 @@ BAD_FOLDERS = {
         r"max_position_embeddings: expected a number up to \d+, found -5",
         configure(max_position_embeddings=-5),
     ),
+    "RoPE base of zero": (
+        FormatError,
+        r"rope_theta: expected 2\.33e-10 to 1\.84e\+19, found 0$",
+        configure(rope_theta=0),
+    ),
     "absurd layers": (
         FormatError,
         r"expected at most 4096 layers, found 100000",

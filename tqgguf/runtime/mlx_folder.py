@@ -28,7 +28,7 @@ from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import hook
 from tqgguf.runtime.folder_tokenizer import FolderTokenizer, load_folder_tokenizer, read_json
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
-from tqgguf.runtime.model_config import MAX_LAYERS, MAX_SIZE
+from tqgguf.runtime.model_config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
 from tqgguf.runtime.rope import put_row_rope
 
 DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say
@@ -78,6 +78,10 @@ class OpenFolder:
         n_layers = max(numbers[name] for name in _LAYER_COUNTS)
         if n_layers > MAX_LAYERS:
             raise FormatError(f"{folder / 'config.json'}: expected at most {MAX_LAYERS} layers, found {n_layers}")
+        theta = text.get("rope_theta")
+        if isinstance(theta, (int, float)) and not ROPE_BASES[0] <= theta <= ROPE_BASES[1]:
+            limits = f"{ROPE_BASES[0]:.3g} to {ROPE_BASES[1]:.3g}"
+            raise FormatError(f"{folder / 'config.json'}: rope_theta: expected {limits}, found {theta!r:.60}")
         _check_weights(folder)
         self._model = _open_lazily(folder, config["model_type"])
         self.config = FolderConfig(
