@@ -89,7 +89,8 @@ class CReading(NumpyReading):
             for lo, hi in pairwise(cuts):
                 _count(reads, lo, hi, k, v, window, step.n_prefix)
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return mx.array(out)[None].astype(q.dtype)
+        answer = mx.array(out[None])
+        return answer if answer.dtype == q.dtype else answer.astype(q.dtype)
 
 
 class _Side:
@@ -133,14 +134,14 @@ class _Step:
     def __init__(
         self, q: mx.array, k: SideView, v: SideView, scale: float, window: int | None, sinks: mx.array | None
     ) -> None:
-        query = q[0].view(mx.uint16) if q.dtype == mx.bfloat16 else q[0]
+        query = q.view(mx.uint16) if q.dtype == mx.bfloat16 else q  # no lazy operation where none is needed
         self.sides = _Side(k), _Side(v)
         sinks = None if sinks is None else sinks.astype(mx.float32)
         extra = [a for a in (sinks, k.channel_scale, k.page_means) if a is not None]
         mx.eval(query, *self.sides[0].arrays, *self.sides[1].arrays, *extra)
         for side in self.sides:
             side.load()
-        self.query = _with_plain_last_axis(query)
+        self.query = _with_plain_last_axis(query)[0]
         self.sinks, self.channel_scale, self.means = (
             None if a is None else np.ascontiguousarray(np.asarray(a)) for a in (sinks, k.channel_scale, k.page_means)
         )

@@ -22,7 +22,7 @@ enum {
     LARGEST_RUN = TQ_PAGE,
     MOST_RUNS = 64,         /* of a head */
     PARTIAL_QUERIES = 2048, /* queries times runs of a head: bounds what units leave to be merged */
-    SMALL_STEP = 512        /* keys times KV heads below which waking other threads costs more than it gains */
+    SMALL_STEP = 1 << 21    /* multiplications below which waking other threads costs more than it gains */
 };
 
 struct step {
@@ -64,14 +64,15 @@ static struct scratch scratch_of(const struct step *s, int worker)
     scratch.offsets = scratch.scores + (size_t)s->n_queries * TQ_PAGE;
     scratch.factors = scratch.offsets + (size_t)s->n_queries * TQ_PAGE;
     scratch.decoded = scratch.factors + TQ_MAX_ROW_SCALES * TQ_PAGE;
-    scratch.merged = scratch.decoded + TQ_DECODED_ROWS * TQ_MAX_HEAD_DIM;
+    scratch.merged = scratch.decoded + TQ_DECODED_ROWS * (s->k_dim > s->v_dim ? s->k_dim : s->v_dim);
     return scratch;
 }
 
-static size_t size_of_scratch(int n_queries, int v_dim)
+static size_t size_of_scratch(const struct step *s)
 {
-    size_t floats = 2 * (size_t)n_queries * TQ_PAGE + TQ_MAX_ROW_SCALES * TQ_PAGE + TQ_DECODED_ROWS * TQ_MAX_HEAD_DIM;
-    return multiple_of_16(floats + 2 * (size_t)v_dim);
+    size_t decoded = TQ_DECODED_ROWS * (size_t)(s->k_dim > s->v_dim ? s->k_dim : s->v_dim);
+    size_t floats = 2 * (size_t)s->n_queries * TQ_PAGE + TQ_MAX_ROW_SCALES * TQ_PAGE + decoded + 2 * (size_t)s->v_dim;
+    return multiple_of_16(floats);
 }
 
 /* Bytes of a row's codes. */
@@ -321,10 +322,10 @@ int tq_attend(const struct tq_attention *a)
     s.v_kernels = tq_has_kernels(s.path, a->v_pages.kind, s.n_queries);
 
     int n_threads = tq_threads();
-    int64_t n_keys = a->offset - a->first_page * TQ_PAGE;
+    int64_t n_keys = a->offset + a->n_rows - a->first_page * TQ_PAGE;
     size_t n_queries = (size_t)a->n_kv_heads * s.n_queries, n_units = (size_t)a->n_kv_heads * s.n_units;
     s.partial_size = multiple_of_16(2 * (size_t)s.n_queries) + (size_t)s.n_queries * s.v_dim;
-    s.scratch_size = size_of_scratch(s.n_queries, s.v_dim);
+    s.scratch_size = size_of_scratch(&s);
     size_t counters = multiple_of_16((size_t)a->n_kv_heads * sizeof(atomic_int) / sizeof(float) + 1);
     size_t floats = 2 * n_queries * s.k_dim + n_units * s.partial_size + n_threads * s.scratch_size + counters;
     void *memory;
@@ -339,7 +340,7 @@ int tq_attend(const struct tq_attention *a)
         atomic_init(&s.left[head], s.n_units);
 
     prepare_queries(&s);
-    if (n_keys * a->n_kv_heads < SMALL_STEP)
+    if (n_keys * (int64_t)n_queries * (s.k_dim + s.v_dim) < SMALL_STEP)
         for (size_t unit = 0; unit < n_units; unit++)
             run_unit(&s, (int)unit, 0);
     else
