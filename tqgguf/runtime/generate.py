@@ -181,8 +181,8 @@ class Session:
             self.tokens += ids
             self._torn = False
             return np.array(logits.astype(mx.float32))
-        self.loaded.model(tokens, cache=self.cache)
-        mx.eval([c.state for c in self.cache])  # the logits of inner chunks are never computed
+        self.loaded.fill(tokens, self.cache)
+        mx.eval([c.state for c in self.cache])
         mx.clear_cache()
         self.tokens += ids
         self._torn = False

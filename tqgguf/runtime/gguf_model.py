@@ -1,6 +1,7 @@
 """From a GGUF's tensors to an mlx-lm model: what the file must hold, and how its weights get into the model's places.
 
-On a CPU everything becomes float32. On a GPU weights keep their form: matrices stay packed where mlx has an exact form
+On a CPU everything becomes float32, but for the embedding and the output layer, whose rows stay in the file where the C
+library multiplies them. On a GPU weights keep their form: matrices stay packed where mlx has an exact form
 and are float16 else, between float32 activations; a model whose matrices are all F16, or all BF16, runs in that type.
 """
 
@@ -20,6 +21,8 @@ from tqgguf.runtime.architectures import Architecture, build_model, find_archite
 from tqgguf.runtime.loaded_model import Form, Progress
 from tqgguf.runtime.matrices import InputEmbedding, put_half, put_packed
 from tqgguf.runtime.model_config import ModelConfig
+from tqgguf.runtime.native.library import Library
+from tqgguf.runtime.packed_rows import PackedRows, put_rows, rows_of
 from tqgguf.runtime.rope import FactoredRoPE
 
 ROPE_FACTORS = "rope_freqs.weight"  # llama 3's frequency factors, one per pair
@@ -57,9 +60,17 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> dict[str, str]:
 
 
 def read_model(
-    file: GGUFFile, config: ModelConfig, names: dict[str, str], form: Form, progress: Progress | None
+    file: GGUFFile,
+    config: ModelConfig,
+    names: dict[str, str],
+    form: Form,
+    progress: Progress | None,
+    library: Library | None = None,
 ) -> Any:
-    """The model with its weights; `names` as `check_tensors` returns it. FormatError: values that are not finite."""
+    """The model with its weights; `names` as `check_tensors` returns it. FormatError: values that are not finite.
+
+    library: who multiplies rows that stay in the file; None leaves none there.
+    """
     row = find_architecture(config.architecture)
     model = build_model(config)
     is_packed = form == "packed"
@@ -67,11 +78,15 @@ def read_model(
     loaded: list[tuple[str, mx.array]] = []
     packed: dict[str, weights.Packed] = {}
     half: set[str] = set()
+    in_file: dict[str, PackedRows] = {}
     total, done = sum(file.tensors[name].n_bytes or 0 for name in names), 0
     for name, parameter in names.items():
         path, info = parameter.removesuffix(".weight"), file.tensors[name]
         found = weights.packed(file, name) if is_packed else None
-        if found is not None:
+        rows = None if library is None else rows_of(file, name, path, config.tied_embeddings, library)
+        if rows is not None:
+            in_file[path] = rows
+        elif found is not None:
             packed[path] = found
             fields = {"weight": found.weight, "scales": found.scales, "biases": found.biases}
             loaded += [(f"{path}.{field}", value) for field, value in fields.items() if value is not None]
@@ -92,6 +107,7 @@ def read_model(
         if progress is not None:
             progress(done, total)
     put_packed(model, packed)
+    put_rows(model, in_file)
     model.load_weights(loaded, strict=True)
     put_half(model, half)
     _set_input_embedding(model, row.input_scale(config), dtype, packed)

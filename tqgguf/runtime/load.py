@@ -21,6 +21,7 @@ from tqgguf.runtime.gguf_model import check_tensors, read_model
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import override_rope, read_model_config
+from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.rope import put_row_rope
 from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 
@@ -41,6 +42,9 @@ def embedded_model() -> Path:
 
 class LoadedGguf(LoadedModel):
     """A model of one of the classes in `architectures`, whose output layer can be applied to one row alone."""
+
+    def fill(self, tokens: mx.array, cache: list[Any]) -> None:
+        self.model.model(tokens, cache)
 
     def last_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         hidden = self.model.model(tokens, cache)[:, -1:]
@@ -70,9 +74,15 @@ class OpenModel:
         return load_tokenizer(self.file.metadata)
 
     def load(self, progress: Progress | None = None, *, form: Form | None = None) -> LoadedModel:
-        """Read the weights, in the device's form if none is named. FormatError: a weight's values are not finite."""
+        """Read the weights. FormatError: a weight's values are not finite.
+
+        If no form is named it is the device's: on a CPU dense, but with the embedding and the output layer left in the
+        file, which must then stay as it is (see `packed_rows`). A form that is named holds for all weights.
+        """
         tokenizer = self.tokenizer
-        model = read_model(self.file, self.config, self._names, form or default_form(), progress)
+        chosen = form or default_form()
+        library = load_library() if form is None and chosen == "dense" else None
+        model = read_model(self.file, self.config, self._names, chosen, progress, library)
         put_row_rope(model)
         hook.install()
         return LoadedGguf(model, tokenizer, self.config)

@@ -50,6 +50,10 @@ class LoadedModel:
     tokenizer: TextTokenizer
     config: ServedConfig
 
+    def fill(self, tokens: mx.array, cache: list[Any]) -> None:
+        """Have the cache hold tokens [1, n] too, once it is evaluated; their logits are not wanted."""
+        self.model(tokens, cache=cache)
+
     def last_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Logits [vocabulary] after the last of tokens [1, n]."""
         return self.model(tokens, cache=cache)[0, -1]

@@ -88,18 +88,25 @@ def half(file: GGUFFile, name: str, dtype: mx.Dtype) -> mx.array:
     return mx.array(values) if dtype == mx.float16 else mx.array(values).view(mx.bfloat16)
 
 
+def check_values(file: GGUFFile, name: str) -> None:
+    """FormatError where a value of a tensor is not finite; decodes it in passing."""
+    for _ in _decoded(file, file.tensor(name)):
+        pass
+
+
 def _decoded(file: GGUFFile, info: TensorInfo) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Groups of rows of a tensor, seen as a matrix, with their finite values float32 [rows, columns]."""
     stored = file.array(info.name)
     stored = stored.reshape(-1, stored.shape[-1])
-    for rows in _row_groups((len(stored), info.shape[-1])):
+    for rows in row_groups((len(stored), info.shape[-1])):
         with np.errstate(all="ignore"):  # whatever overflows here is found below
-            values = _decode(info, stored[rows])
+            values = decode(info, stored[rows])
         _check_finite(file, info, values)
         yield rows, values
 
 
-def _decode(info: TensorInfo, stored: NDArray) -> NDArray[np.float32]:
+def decode(info: TensorInfo, stored: NDArray) -> NDArray[np.float32]:
+    """Rows of a tensor as `GGUFFile.array` gives them, [n, ...], to float32 [n, columns], whatever their values are."""
     if info.type_name == "BF16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if info.ggml_type in _DECODERS:
@@ -122,7 +129,7 @@ def packed(file: GGUFFile, name: str) -> Packed | None:
     weight = np.empty((n_rows, n_columns * form.bits // 32), np.uint32)
     scales = np.empty((n_rows, n_columns // form.group_size), np.float32 if is_affine else np.uint8)
     biases = np.empty_like(scales) if is_affine else None
-    for rows in _row_groups(info.shape):
+    for rows in row_groups(info.shape):
         codes, some_scales, some_biases = form.unpack(blocks[rows])
         if form.largest_scale is not None and some_scales.max() > form.largest_scale:
             return None
@@ -160,7 +167,7 @@ def _check_finite(file: GGUFFile, info: TensorInfo, values: NDArray[np.float32])
         )
 
 
-def _row_groups(shape: tuple[int, ...]) -> Iterator[slice]:
+def row_groups(shape: tuple[int, ...]) -> Iterator[slice]:
     step = max(1, VALUES_AT_ONCE // max(shape[-1], 1))
     for start in range(0, shape[0], step):
         yield slice(start, start + step)

@@ -28,7 +28,7 @@ PATH_SWITCH = "TQGGUF_CPU"
 LIBRARY_SWITCH = "TQGGUF_LIBRARY"
 PATHS = ("portable", "avx2", "avx512", "neon")
 OFF = "off"
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 # enum tq_kind
 KINDS = {
@@ -152,6 +152,8 @@ class Library:
         self._c = ctypes.CDLL(str(path))
         self._c.tq_abi_version.restype = c_int
         self.abi_version = int(self._c.tq_abi_version())
+        if self.abi_version != ABI_VERSION:  # some of the functions below may not be there
+            return
         self._c.tq_path_name.restype = c_char_p
         self._c.tq_select_path.argtypes = [c_char_p]
         self._c.tq_set_threads.argtypes = [c_int]
@@ -159,6 +161,7 @@ class Library:
         self._c.tq_decode_pages.restype = None
         self._c.tq_encode.argtypes = [POINTER(CodecStruct), POINTER(Plane), c_int64, c_int64, c_void_p, c_void_p]
         self._c.tq_attend.argtypes = [POINTER(AttentionStep)]
+        self._c.tq_row_products.argtypes = [c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
 
     def select_path(self, name: str) -> bool:
         """Make a path of PATHS serve, or the best one for "". False where this machine or build has none such."""
@@ -210,6 +213,24 @@ class Library:
         """One step of attention; everything that `step` points to must be alive."""
         if self._c.tq_attend(step) != 0:
             raise MemoryError("attention ran out of memory")
+
+    def multiplies_rows(self, ggml_type: int, n: int) -> bool:
+        """Whether `row_products` takes rows of n values of this ggml type."""
+        return bool(self._c.tq_row_products(ggml_type, None, 0, 0, n, None, None) == 0)
+
+    def row_products(self, ggml_type: int, rows: NDArray[Any], x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A matrix as its GGUF tensor holds it, [n_rows, whatever a row's bytes are], times float32 x [n]: [n_rows].
+
+        The type and n are such that `multiplies_rows`; rows and x have no gaps inside a row.
+        """
+        out = np.empty(len(rows), np.float32)
+        done = self._c.tq_row_products(
+            ggml_type, address(rows), rows.strides[0], len(rows), len(x), address(x), address(out)
+        )
+        if done == -2:
+            raise MemoryError("a product ran out of memory")
+        assert done == 0
+        return out
 
 
 def available_cores() -> int:

@@ -11,7 +11,7 @@
 #define TQ_EXPORT __attribute__((visibility("default")))
 
 /* Raised whenever a struct or a function below changes: Python refuses a library of another version. */
-#define TQ_ABI_VERSION 1
+#define TQ_ABI_VERSION 2
 
 enum {
     TQ_PAGE = 128,         /* tokens of a page */
@@ -97,5 +97,10 @@ TQ_EXPORT int tq_encode(const struct tq_codec *codec, const struct tq_plane *row
 
 /* 0; -1 where memory ran out. */
 TQ_EXPORT int tq_attend(const struct tq_attention *step);
+
+/* out[r] = row r . x for the rows of a matrix of a ggml type, row_bytes apart, of n values each. 0; -1 where this type or
+ * length of a row is not served (n_rows = 0 only asks); -2 where memory ran out. */
+TQ_EXPORT int tq_row_products(int64_t type, const uint8_t *rows, int64_t row_bytes, int64_t n_rows, int64_t n,
+                              const float *x, float *out);
 
 #endif
