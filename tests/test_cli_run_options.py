@@ -259,7 +259,7 @@ def test_escapes_count_in_chat_input_too() -> None:
 def test_a_terminal_is_prompted_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(chat_turns(RunRequest(), io.BytesIO(b"hi\n"), stdin_is_terminal=True)) == ["hi"]
     out, err = capsys.readouterr()
-    assert out == "" and err == "\n> \n> "
+    assert out == "" and err == "\n> \n> \n"  # what comes next begins a line
 
 
 @pytest.mark.parametrize("bad", [b"a\xffb\n", b"\\xff\n"])

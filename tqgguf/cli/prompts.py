@@ -78,10 +78,14 @@ def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
         try:
             message = _read_message(stdin, request.multiline_input)
             if message is None:
+                _leave_prompt(stdin_is_terminal)
                 return
             if not message.strip():
                 continue
             message = process_escapes(message, "the message") if request.escape else message
+        except KeyboardInterrupt:
+            _leave_prompt(stdin_is_terminal)
+            raise
         except TqggufError as error:
             if not stdin_is_terminal:
                 raise
@@ -90,6 +94,12 @@ def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
         yield message
         if request.single_turn:
             return
+
+
+def _leave_prompt(stdin_is_terminal: bool) -> None:
+    """Begin a new line after a "> " at which nothing was entered."""
+    if stdin_is_terminal:
+        print(file=sys.stderr)
 
 
 def process_escapes(text: str, source: str) -> str:
