@@ -5,7 +5,8 @@
 Every round measures everything once, in turn, so that a disturbance hits all alike. Two figures each: the median over
 rounds and the best round, as ratios the median of the rounds' own ratios and best by best. `dense` is one np.matmul
 per KV head on contiguous float32 K and V, with as many threads as numpy's BLAS takes (OPENBLAS_NUM_THREADS). Times
-contain everything from mlx arrays in to an mlx array out. It knows nothing of models.
+contain everything from mlx arrays in to an mlx array out. On a machine that is shared, take one thread on both sides
+and the thread's own time: OPENBLAS_NUM_THREADS=1 and --cpu-time. It knows nothing of models.
 """
 
 from __future__ import annotations
@@ -57,18 +58,20 @@ def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return out
 
 
-def timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def interleaved(
+    calls: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each call in each round, after one round to warm up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():
-            seconds = timed(call)
+            seconds = timed(call, clock)
             if turn:
                 times[name].append(seconds)
     return times
@@ -103,12 +106,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="query rows of the step")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=0, help="of the C library; 0: one per core")
+    parser.add_argument("--cpu-time", action="store_true", help="one thread, and the time that it was running")
     args = parser.parse_args()
+    clock = time.thread_time if args.cpu_time else time.perf_counter
+    n_threads = 1 if args.cpu_time else args.threads or available_cores()
     if library is not None:
-        library.set_threads(args.threads)
+        library.set_threads(n_threads)
     rng = np.random.default_rng(1)
     q = rng.standard_normal((N_KV_HEADS, N_HEADS // N_KV_HEADS * args.rows, HEAD_DIM), np.float32)
-    print(f"{N_HEADS} query and {N_KV_HEADS} KV heads of {HEAD_DIM}, {args.rows} rows, {available_cores()} cores")
+    print(f"{N_HEADS} query and {N_KV_HEADS} KV heads of {HEAD_DIM}, {args.rows} rows, {n_threads} threads")
     print(f"{'keys':>6} {'path':9}{'K/V':15}{'ms':>9}{'of dense':>10}{'best ms':>9}{'of dense':>10}{'GB/s':>7}")
     for n_keys in args.keys:
         k, v = (rng.standard_normal((N_KV_HEADS, n_keys, HEAD_DIM), np.float32) for _ in range(2))
@@ -118,7 +124,7 @@ def main() -> None:
             for pair in args.pairs:
                 name = f"{path:9}{pair}"
                 calls[name], n_bytes[name] = attention_call(pair, path, n_keys, args.rows, library, q)
-        times = interleaved(calls, args.rounds)
+        times = interleaved(calls, args.rounds, clock)
         for name, seconds in times.items():
             ratio = median(mine / dense for mine, dense in zip(seconds, times["dense"], strict=True))
             path_name, pair = (name[:9], name[9:]) if name != "dense" else ("dense", "f32/f32")

@@ -29,12 +29,14 @@ INLINE vf v_select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & 
 INLINE vf v_max(vf a, vf b) { return v_select(a > b, a, b); }
 INLINE vf v_natural(int kind, vf x) { (void)kind; return x; }
 
+/* tq_from_f16 for four halves at a time */
 INLINE vf v_widen(const uint8_t *p)
 {
-    vf x;
-    for (int i = 0; i < LANES; i++)
-        x[i] = tq_from_f16(load_u16(p + 2 * i));
-    return x;
+    uint16_t __attribute__((vector_size(8))) halves;
+    memcpy(&halves, p, sizeof halves);
+    vi h = __builtin_convertvector(halves, vi), rest = h & 0x7fff;
+    vi finite = (vi)((vf)(rest << 13) * 0x1p112f), other = 0x7f800000 | (rest & 0x3ff) << 13, odd = rest >= 0x7c00;
+    return (vf)((h & 0x8000) << 16 | (odd & other) | (~odd & finite));
 }
 
 /* Sums of 8 vectors, each over its lanes. */
@@ -65,7 +67,6 @@ INLINE float decode_value(int kind, const uint8_t *codes, const uint8_t *high, i
     case TQ_NIBBLE_HALVES: return values[codes[i % 16] >> 4 * (i / 16) & 15];
     case TQ_HIGH_HALVES: return values[(codes[i % 16] >> 4 * (i / 16) & 15) | high_bit << 4];
     case TQ_BYTES: return (float)(int8_t)codes[i];
-    case TQ_F16: return tq_from_f16(load_u16(codes + 2 * i));
     case TQ_BF16: return tq_from_bf16(load_u16(codes + 2 * i));
     default: return tq_float((uint32_t)load_i32(codes + 4 * i));
     }
@@ -78,6 +79,10 @@ INLINE void decode_step(int kind, const uint8_t *codes, const uint8_t *high, int
     const float *values = tables->values;
     for (int v = 0; v < STEP_VECTORS; v++) {
         int i = (step * STEP_VECTORS + v) * LANES;
+        if (kind == TQ_F16) {
+            x[v] = v_widen(codes + 2 * i);
+            continue;
+        }
         x[v] = (vf){decode_value(kind, codes, high, i, values), decode_value(kind, codes, high, i + 1, values),
                     decode_value(kind, codes, high, i + 2, values), decode_value(kind, codes, high, i + 3, values)};
     }
