@@ -22,7 +22,8 @@ def test_one_row_is_turned_as_mlx_turns_it(
     x = mx.random.normal((1, 9, 1, head_dim), key=mx.random.key(3))
     expected = np.array(rope(x, offset=position))
     # float32 angles: a unit in the last place of the frequency counts `position` times
-    np.testing.assert_allclose(np.array(RowRoPE(rope)(x, offset=position)), expected, atol=2e-6 + position * scale * 4e-7)
+    tolerance = 2e-6 + position * scale * 4e-7
+    np.testing.assert_allclose(np.array(RowRoPE(rope)(x, offset=position)), expected, atol=tolerance)
 
 
 def test_several_rows_other_types_and_positions_in_arrays_go_to_mlx() -> None:

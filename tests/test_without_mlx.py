@@ -105,7 +105,8 @@ def test_the_way_to_install_mlx_is_the_platforms(platform: str, packages: str) -
 def test_a_real_installation_without_extras_behaves_the_same(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     interpreter = str(tmp_path / "venv" / "bin" / "python")
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", str(REPOSITORY)], check=True)
+    install = [interpreter, "-m", "pip", "install", "--quiet", f"--config-settings=build-dir={tmp_path / 'build'}"]
+    subprocess.run([*install, str(REPOSITORY)], check=True)
     uninstall = [interpreter, "-m", "pip", "uninstall", "--quiet", "--yes", "mlx", "mlx-metal", "mlx-lm"]
     subprocess.run(uninstall, check=True)  # for macOS, where MLX is a dependency
     absent = python("import mlx", interpreter=interpreter)

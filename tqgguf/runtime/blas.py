@@ -120,4 +120,5 @@ def load_fast_blas() -> Blas:
         return Blas(f"mlx's own reference BLAS ({SWITCH}=off)")
     if "mlx.core" in sys.modules:
         return Blas("mlx's own (mlx was imported before tqgguf; import tqgguf first for a faster one)")
-    return _openblas_of_scipy() or _openblas_of_system() or Blas("mlx's own reference BLAS (slow: install tqgguf[cpu])")
+    reference = Blas("mlx's own reference BLAS (slow; tqgguf[cpu], built by a C compiler, is faster)")
+    return _openblas_of_scipy() or _openblas_of_system() or reference

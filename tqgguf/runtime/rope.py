@@ -1,7 +1,7 @@
 """RoPE beyond mlx's own: with one factor per pair (llama 3's context extension), and quick for one row on a CPU.
 
-mlx's RoPE is some thirty operations on a CPU, each with more overhead than work when there is one row. A rotation at one
-position is a matrix, the same for all heads and layers: one product instead.
+mlx's RoPE is some thirty operations on a CPU, each with more overhead than work when there is one row. A rotation at
+one position is a matrix, the same for all heads and layers: one product instead.
 """
 
 from __future__ import annotations

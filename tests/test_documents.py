@@ -1,0 +1,121 @@
+"""What the documents show works as it stands, and what they list is what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tiny_folders import write_folder
+from tiny_models import TinyModel, write_tiny
+
+import tqgguf
+from tqgguf.formats.block_types import BLOCK_TYPES
+from tqgguf.formats.codec import resolve_codec
+
+REPOSITORY = Path(__file__).parent.parent
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    return [line for block in blocks("sh") for line in block.splitlines() if line.startswith("tqgguf ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the README's examples name: a GGUF, a question and an MLX folder."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_tiny(folder / "model.gguf", TinyModel(head_dim=128, context_length=8192))
+    (folder / "question.txt").write_text("What is this?\n")
+    write_folder(folder / "my-model")
+    # transformers, which mlx-lm's loader uses, wants special tokens as plain text
+    settings = folder / "my-model" / "tokenizer_config.json"
+    roles = json.loads(settings.read_text())
+    roles["eos_token"] = roles["eos_token"]["content"]
+    settings.write_text(json.dumps(roles | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
+def run(folder: Path, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, input=stdin)
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    assert re.match(r"# tqgguf\n\n    make run .*\n    make test ", README)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
+    argv = shlex.split(command, comments=True)[1:]
+    done = run(folder, sys.executable, "-m", "tqgguf.cli.main", *argv, stdin="Who are you?\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_python_of_the_readme_works(folder: Path) -> None:
+    (program,) = blocks("python")
+    check = "\nassert cache[0].usage.by_fallback == 0 and cache[0].offset > 0"
+    done = run(folder, sys.executable, "-c", program + check)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_table_of_cache_types_is_the_programs() -> None:
+    rows = re.findall(r"^\| ([a-z0-9_, ]+) \| ([\d.]+) \| (\d+) \| (.+) \|$", README, re.MULTILINE)
+    listed = {name.strip(): row for row in rows for name in row[0].split(",")}
+    assert set(listed) == set(BLOCK_TYPES)
+    for name, (_, bits, n_bytes, sizes) in listed.items():
+        assert resolve_codec(name, 128, "k").row_bytes == int(n_bytes)
+        assert float(bits) == int(n_bytes) * 8 / 128
+        for head_dim in (32, 48, 64, 80, 96, 128, 192, 256, 320):
+            assert is_listed(head_dim, sizes) == is_possible(name, head_dim), (name, head_dim)
+        if in_64 := re.search(r"64 \(([\d.]+) bits\)", sizes):
+            assert float(in_64[1]) == resolve_codec(name, 64, "k").row_bytes * 8 / 64
+
+
+def is_listed(head_dim: int, sizes: str) -> bool:
+    if sizes == "any":
+        return True
+    multiple = re.match(r"multiples of (\d+)", sizes)
+    assert multiple
+    others = re.findall(r"\b\d+\b(?! bits)(?!\.)", re.sub(r"\(.*?\)", "", sizes[multiple.end() :]))
+    return head_dim % int(multiple[1]) == 0 or str(head_dim) in others
+
+
+def is_possible(cache_type: str, head_dim: int) -> bool:
+    try:
+        resolve_codec(cache_type, head_dim, "k")
+    except tqgguf.TqggufError:
+        return False
+    return True
+
+
+def test_the_map_of_the_house_names_every_module_once() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = [name.rpartition("/")[2] for name in re.findall(r"`([\w/]+\.py)`", text.partition("## How to add")[0])]
+    modules = [path.name for path in (REPOSITORY / "tqgguf").rglob("*.py") if path.name != "__init__.py"]
+    assert set(modules) - set(named) == set(), "without a row in CONTRIBUTING.md"
+    assert set(named) - set(modules) == set(), "in CONTRIBUTING.md, but gone"
+    assert len(named) == len(set(named))
+
+
+def test_the_version_is_one() -> None:
+    newest = re.search(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest
+    assert tqgguf.__version__ == PROJECT["version"] == newest[1]
+
+
+def test_the_license_of_the_package_is_the_one_it_names() -> None:
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Apache License" in (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
