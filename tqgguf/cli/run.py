@@ -77,7 +77,7 @@ def run(
         str | None,
         _option(
             _MODEL,
-            "GGUF file (any shard), or an MLX model folder. Default: the embedded model.",
+            "GGUF file (any shard), or an MLX model folder. Default: the small model of make run.",
             "-m",
             "--model",
             metavar="PATH",
@@ -106,7 +106,8 @@ def run(
         _option(_MODEL, "How RoPE is stretched; yarn is not supported yet.", "--rope-scaling", metavar="[none|linear]"),
     ] = "linear",
     rope_scale: Annotated[
-        float, _option(_MODEL, "Stretch positions this many times, for a longer context.", "--rope-scale")
+        float,
+        _option(_MODEL, "Stretch positions this many times, for a longer context; 0: the model's own.", "--rope-scale"),
     ] = 0.0,
     rope_freq_base: Annotated[
         float, _option(_MODEL, "RoPE's base frequency; 0: the model's own.", "--rope-freq-base")
