@@ -274,10 +274,11 @@ def run(
 
     Takes llama-completion's flags: those below work, others are noted or refused with the reason.
     """
+    request = request_from(ctx.params, ctx.meta[_SORTED])
     with needs_mlx("tqgguf run"):
-        from tqgguf.cli import run_command  # lazily: it brings MLX in, which --help must not wait for
+        from tqgguf.cli import run_command  # lazily: it brings MLX in, for which --help and refusals must not wait
 
-    raise typer.Exit(run_command.run(request_from(ctx.params, ctx.meta[_SORTED])))
+    raise typer.Exit(run_command.run(request))
 
 
 def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunRequest:
