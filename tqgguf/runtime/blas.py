@@ -37,6 +37,8 @@ class Blas:
 
     name: str
     libraries: tuple[ctypes.CDLL, ...] = field(default=(), repr=False)
+    is_slow: bool = False
+    """Whether mlx is left with the reference BLAS though nobody asked for it."""
 
     def set_threads(self, n: int) -> bool:
         """Let matrix products of mlx and of numpy use n threads (0 or less: one per core of this process).
@@ -93,9 +95,12 @@ def _openblas_of_scipy() -> Blas | None:
     library = Path(spec.origin).parent / "lib" / "libscipy_openblas.so"
     if not library.is_file():
         return None
-    with _impatient_workers():
-        openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+    try:
+        with _impatient_workers():
+            openblas = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+    except OSError:  # built for another machine
+        return None
     return Blas("OpenBLAS (scipy-openblas32)", (openblas,))
 
 
@@ -119,6 +124,6 @@ def load_fast_blas() -> Blas:
     if os.environ.get(SWITCH, "").lower() in ("off", "0", "no"):
         return Blas(f"mlx's own reference BLAS ({SWITCH}=off)")
     if "mlx.core" in sys.modules:
-        return Blas("mlx's own (mlx was imported before tqgguf; import tqgguf first for a faster one)")
-    reference = Blas("mlx's own reference BLAS (slow; tqgguf[cpu], built by a C compiler, is faster)")
+        return Blas("mlx's own (mlx was imported before tqgguf; import tqgguf first for a faster one)", is_slow=True)
+    reference = Blas("numpy (slower; tqgguf[cpu] with a C compiler gives mlx an OpenBLAS)", is_slow=True)
     return _openblas_of_scipy() or _openblas_of_system() or reference

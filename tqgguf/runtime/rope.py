@@ -63,8 +63,6 @@ def _rotation(dims: int, head_dim: int, traditional: bool, base: float, scale: f
 
 
 def put_row_rope(model: nn.Module) -> None:
-    """Let every plain RoPE of a model take single rows by a matrix, where mlx computes on a CPU."""
-    if mx.default_device() != mx.cpu:
-        return
+    """Let every plain RoPE of a model take single rows by a matrix."""
     places = [(path, RowRoPE(module)) for path, module in model.named_modules() if type(module) is nn.RoPE]
     model.update_modules(tree_unflatten(places))
