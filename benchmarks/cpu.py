@@ -23,9 +23,9 @@ import cpu_attention
 import mlx.core as mx
 
 from tqgguf.runtime import backends
+from tqgguf.runtime.blas import cores
 from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import LoadedModel, embedded_model, load_model
-from tqgguf.runtime.native.library import available_cores
 
 PAIRS = ["f16/f16", "turbo4/turbo4", "turbo4/turbo3", "q8_0/q8_0", "q4_0/q4_0"]
 LLAMA_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml type ids
@@ -61,7 +61,7 @@ class LlamaCpp:
         self.model = llama_cpp.Llama(
             str(embedded_model()),
             n_ctx=n_ctx,
-            n_threads=available_cores(),
+            n_threads=cores(),
             type_k=kind,
             type_v=kind,
             flash_attn=True,

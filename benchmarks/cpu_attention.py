@@ -25,8 +25,9 @@ import numpy as np
 from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.attention_c import CReading
+from tqgguf.runtime.blas import cores
 from tqgguf.runtime.kv_sides import FLOAT_DTYPES, PAGE, SideView
-from tqgguf.runtime.native.library import Library, available_cores, load_library
+from tqgguf.runtime.native.library import Library, load_library
 from tqgguf.runtime.readings import NumpyReading, Reading
 
 PAIRS = ["turbo4/turbo4", "turbo4/turbo3", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0", "f16/f16"]
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--cpu-time", action="store_true", help="one thread, and the time that it was running")
     args = parser.parse_args()
     clock = time.thread_time if args.cpu_time else time.perf_counter
-    n_threads = 1 if args.cpu_time else args.threads or available_cores()
+    n_threads = 1 if args.cpu_time else args.threads or cores()
     if library is not None:
         library.set_threads(n_threads)
     rng = np.random.default_rng(1)

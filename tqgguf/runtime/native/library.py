@@ -22,6 +22,7 @@ from tqgguf.formats.block_types import BLOCK_TYPES
 from tqgguf.formats.codebooks import codebook
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.blas import cores
 from tqgguf.runtime.native import library_path
 
 PATH_SWITCH = "TQGGUF_CPU"
@@ -184,7 +185,7 @@ class Library:
 
     def set_threads(self, n: int) -> None:
         """Let each call use n threads; 0 or less: one per core of this process."""
-        self._c.tq_set_threads(n if n > 0 else available_cores())
+        self._c.tq_set_threads(n if n > 0 else cores())
 
     @property
     def threads(self) -> int:
@@ -234,11 +235,6 @@ class Library:
             raise MemoryError("a product ran out of memory")
         assert done == 0
         return out
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @functools.cache
