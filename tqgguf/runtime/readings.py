@@ -71,9 +71,10 @@ class Reading(Protocol):
         reads: Reads | None,
     ) -> mx.array | None:
         """What `attend` returns for the same arguments, where the backend does the whole step by itself; else None."""
+        return None
 
 
-class NumpyReading:
+class NumpyReading(Reading):
     """For the CPU: byte tables for decoding, BLAS for the products. Evaluates what it reads."""
 
     xp: Any = np
@@ -101,22 +102,8 @@ class NumpyReading:
     def unrotate(self, side: SideView, x: Any) -> Any:
         return side.codec.unrotate(x)
 
-    def answer(
-        self,
-        q: mx.array,
-        k: SideView,
-        v: SideView,
-        *,
-        offset: int,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
-        reads: Reads | None,
-    ) -> mx.array | None:
-        return None
 
-
-class MlxReading:
+class MlxReading(Reading):
     """For GPUs until the kernels take over, and the numpy reading's twin in tests. Lazy."""
 
     xp: Any = mx
@@ -141,9 +128,6 @@ class MlxReading:
 
     def unrotate(self, side: SideView, x: Any) -> Any:
         return block_ops.unrotate(side.codec.rotation, x)
-
-    def answer(self, q: mx.array, k: SideView, v: SideView, **step: Any) -> mx.array | None:
-        return None
 
 
 def _numpy(a: mx.array) -> Any:
