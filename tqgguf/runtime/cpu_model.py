@@ -12,21 +12,15 @@ import numpy as np
 from mlx.utils import tree_unflatten
 
 from tqgguf.runtime.blas import load_fast_blas
+from tqgguf.runtime.matrices import OwnLinear
 from tqgguf.runtime.rope import put_row_rope
 
 
-class NumpyLinear(nn.Module):
-    """An `nn.Linear` of float32 weights [outputs, inputs] by numpy's product."""
+class NumpyLinear(OwnLinear):
+    """An `nn.Linear` of float32 weights by numpy's product."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        if "bias" in linear:
-            self.bias = linear.bias
-
-    def __call__(self, x: mx.array) -> mx.array:
-        y = mx.array(np.asarray(x.astype(mx.float32)) @ np.asarray(self.weight).T).astype(x.dtype)
-        return y + self.bias if "bias" in self else y
+    def product(self, x: mx.array) -> mx.array:
+        return mx.array(np.asarray(x.astype(mx.float32)) @ np.asarray(self.weight).T).astype(x.dtype)
 
 
 def suit_cpu(model: nn.Module) -> None:

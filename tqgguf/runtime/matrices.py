@@ -28,8 +28,8 @@ def half_product(x: mx.array, weight: mx.array) -> mx.array:
     return ((x / largest).astype(weight.dtype) @ weight.T).astype(x.dtype) * largest
 
 
-class HalfLinear(nn.Module):
-    """A Linear with a half-precision weight [outputs, inputs] between float32 activations; the bias is float32."""
+class OwnLinear(nn.Module):
+    """A Linear's weight [outputs, inputs] and bias, whose product a subclass computes in its own way."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -37,9 +37,20 @@ class HalfLinear(nn.Module):
         if "bias" in linear:
             self.bias = linear.bias
 
+    def product(self, x: mx.array) -> mx.array:
+        """x @ weight.T in x's dtype."""
+        raise TypeError(f"{type(self).__name__} has no product")
+
     def __call__(self, x: mx.array) -> mx.array:
-        y = half_product(x, self.weight)
+        y = self.product(x)
         return y + self.bias if "bias" in self else y
+
+
+class HalfLinear(OwnLinear):
+    """A Linear with a half-precision weight between float32 activations; the bias is float32."""
+
+    def product(self, x: mx.array) -> mx.array:
+        return half_product(x, self.weight)
 
 
 class HalfEmbedding(nn.Module):
