@@ -13,6 +13,7 @@ from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
+from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.runtime import backends
@@ -50,7 +51,9 @@ class _Run:
         check_cache_types(config.layer_shapes(), request.type_k, request.type_v)
         chunk = round_chunk(min(request.n_ubatch, request.n_batch))
         if chunk != request.n_ubatch and "--ubatch-size" in request.given:
-            self.say(f"-ub {request.n_ubatch}: prompts are evaluated in whole pages of 128, so {chunk} is used")
+            self.say(
+                f"-ub {request.n_ubatch}: prompts are evaluated in whole pages of {PAGE_TOKENS}, so {chunk} is used"
+            )
         self.tokenizer = opened.tokenizer
         for warning in self.tokenizer.warnings:
             self.say(warning)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
-from tqgguf.formats.block_types import BLOCK_TYPES
+from tqgguf.formats.block_types import BLOCK_TYPES, PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.sampling_params import SamplingParams
 
@@ -19,7 +19,7 @@ _RANGES = {
     "n_batch": ("-b", 1, _INT32),
     "n_ubatch": ("-ub", 1, _INT32),
     "threads": ("-t", -_INT32, _INT32),
-    "exact_prefix": ("--exact-prefix", 0, 128),  # a page; its constant lies in a module that needs numpy
+    "exact_prefix": ("--exact-prefix", 0, PAGE_TOKENS),
 }
 
 
@@ -125,7 +125,7 @@ def _refuse_type(flag: str, cache_type: str) -> NoReturn:
     from tqgguf.formats.codec import resolve_codec  # lazily: numpy is not needed for --help
 
     try:
-        resolve_codec(cache_type, 128, "k")
+        resolve_codec(cache_type, PAGE_TOKENS, "k")
     except RequestError as error:
         raise RequestError(f"{flag}: {error}") from None
     raise AssertionError(f"{cache_type} is a codec without a block type")

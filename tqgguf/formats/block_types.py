@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+PAGE_TOKENS = 128  # tokens of a page, whose rows become blocks together: fixed by the format
+
 Family = Literal["float", "ggml", "turbo"]
 
 

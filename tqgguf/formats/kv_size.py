@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Side, resolve_codec
 
-PAGE_TOKENS = 128  # tokens per page: fixed by the format
 F16_BYTES = 2
 TOKEN_ID_BYTES = 4
 SIDES: tuple[Side, Side] = ("k", "v")

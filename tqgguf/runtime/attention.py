@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from tqgguf.runtime.kv_sides import PAGE, SideView
+from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
 from tqgguf.runtime.readings import Reading, Reads
 
 TILE_PAGES = 8  # pages decoded at a time: 1,024 keys, large enough for the matmul, small enough for the caches
@@ -55,10 +55,9 @@ def attend(
     end = offset + n_rows
     paged = not (k.codec.is_float and v.codec.is_float)
     step = PAGE if paged else FLOAT_GROUP_ROWS
-    cuts = [offset, *range((offset // step + 1) * step, end, step), end]
     groups = [
         _Group(reading, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits)
-        for a, b in pairwise(cuts)
+        for a, b in pairwise(cuts(offset, end, step))
     ]
     if paged:
         _attend_pages(groups, own, reading, k, v)
@@ -84,9 +83,9 @@ def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideVie
     for group in groups:
         lo = group.first // PAGE * PAGE
         group.see(*own.read(lo, group.end), lo, coded=False)
-    n_prefix = next((side.prefix.shape[1] for side in (k, v) if side.prefix is not None), 0)
+    n_prefix = prefix_length(k, v)
     first, last = groups[0].first // PAGE, groups[-1].first // PAGE
-    start = max(side.pages_start if not side.codec.is_float else side.rows_start // PAGE for side in (k, v))
+    start = max(k.first_page, v.first_page)
     # Pages that were full before this step in tiles, those that it filled one by one: later rows see them as blocks.
     edges = [*range(start, first, TILE_PAGES), *range(first, last + 1)]
     for lo, hi in pairwise(edges):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
-from tqgguf.runtime.kv_sides import PAGE, SideView
+from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
 from tqgguf.runtime.native.library import (
     KINDS,
     AttentionStep,
@@ -82,11 +82,10 @@ class CReading(NumpyReading):
         if n_rows > most or q.dtype not in _QUERY_KINDS or not (is_supported(k.codec) and is_supported(v.codec)):
             return None
         step = _Step(q, k, v, scale, window, sinks)
-        end = offset + n_rows
-        cuts = [offset, *range((offset // PAGE + 1) * PAGE, end, PAGE), end]
-        parts = [step.attend(self.library, lo - offset, lo, hi - lo) for lo, hi in pairwise(cuts)]
+        pages = list(pairwise(cuts(offset, offset + n_rows)))
+        parts = [step.attend(self.library, lo - offset, lo, hi - lo) for lo, hi in pages]
         if reads is not None:
-            for lo, hi in pairwise(cuts):
+            for lo, hi in pages:
                 _count(reads, lo, hi, k, v, window, step.n_prefix)
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         answer = mx.array(out[None])
@@ -102,7 +101,6 @@ class _Side:
         self.row_kind = self.kind if view.codec.is_float else _F16
         rows = view.rows.view(mx.uint16) if view.rows.dtype == mx.bfloat16 else view.rows
         self.arrays = [a for a in (rows, view.codes, view.scales, view.prefix) if a is not None]
-        self.first_page = view.rows_start // PAGE if view.codec.is_float else view.pages_start
 
     def load(self) -> None:
         """After the arrays have been evaluated."""
@@ -146,8 +144,8 @@ class _Step:
             None if a is None else np.ascontiguousarray(np.asarray(a)) for a in (sinks, k.channel_scale, k.page_means)
         )
         self.n_heads, self.n_rows, _ = q.shape[1:]
-        self.n_prefix = next((side.prefix.shape[1] for side in (k, v) if side.prefix is not None), 0)
-        self.start = max(side.first_page for side in self.sides)
+        self.n_prefix = prefix_length(k, v)
+        self.start = max(k.first_page, v.first_page)
         n_kv_heads = k.rows.shape[0]
         self.struct = AttentionStep(
             k_codec=ctypes.pointer(codec_struct(k.codec)),

@@ -13,9 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.kv_size import PAGE_TOKENS
 from tqgguf.runtime import block_ops
 
 PAGE = PAGE_TOKENS
@@ -45,6 +45,21 @@ class SideView:
     prefix: mx.array | None = None
     page_means: mx.array | None = None
     channel_scale: mx.array | None = None
+
+    @property
+    def first_page(self) -> int:
+        """The first page held."""
+        return self.rows_start // PAGE if self.codec.is_float else self.pages_start
+
+
+def prefix_length(k: SideView, v: SideView) -> int:
+    """Tokens of the exact prefix that a side holds apart from its blocks; 0 where neither does."""
+    return next((side.prefix.shape[1] for side in (k, v) if side.prefix is not None), 0)
+
+
+def cuts(start: int, end: int, step: int = PAGE) -> list[int]:
+    """The range start .. end cut at absolute multiples of `step`, both ends included."""
+    return [start, *range((start // step + 1) * step, end, step), end]
 
 
 @dataclass
