@@ -16,8 +16,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import PAGE_TOKENS, kv_bytes
+from tqgguf.formats.kv_size import kv_bytes
 from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_cache import BlockKVCache, default_prefix, make_prompt_cache
 from tqgguf.runtime.load import LoadedModel
@@ -146,8 +147,7 @@ class Session:
         if self._torn:
             self._go_back(0)
         elif keep < len(self.tokens):
-            keep -= keep % PAGE_TOKENS
-            self._go_back(max(keep, 0))
+            self._go_back(keep - keep % PAGE_TOKENS)
         return len(self.tokens)
 
     def _go_back(self, length: int) -> None:
@@ -175,17 +175,17 @@ class Session:
     def _evaluate(self, ids: list[int], want_logits: bool) -> NDArray[np.float32] | None:
         tokens = mx.array([ids], dtype=mx.int32)
         self._torn = True
+        logits: mx.array | None = None
         if want_logits:
             logits = self.loaded.last_logits(tokens, self.cache)
-            mx.eval(logits, [c.state for c in self.cache])
-            self.tokens += ids
-            self._torn = False
-            return np.array(logits.astype(mx.float32))
-        self.loaded.fill(tokens, self.cache)
-        mx.eval([c.state for c in self.cache])
-        mx.clear_cache()
+        else:
+            self.loaded.fill(tokens, self.cache)
+        mx.eval(logits, [c.state for c in self.cache])
         self.tokens += ids
         self._torn = False
+        if logits is not None:
+            return np.array(logits.astype(mx.float32))
+        mx.clear_cache()
         return None
 
     def report(self) -> CacheReport:
