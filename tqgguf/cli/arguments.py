@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tqgguf.cli.llama_flags import FLAGS, SWITCH, SWITCH_OR_AUTO, Fate, Flag
@@ -19,7 +19,6 @@ from tqgguf.formats.errors import RequestError
 _ON = ("on", "enabled", "true", "1")
 _OFF = ("off", "disabled", "false", "0")
 _AUTO = ("auto", "-1")
-_SPELLED: dict[str, Flag] = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
 _ENDS_PARSING = ("--help", "--version")
 _STDIN = "-"
 
@@ -44,19 +43,21 @@ class _Given:
     positive: bool = True
 
 
-def sort_arguments(argv: Iterable[str], env: Mapping[str, str]) -> SortedArguments:
-    """Sort `argv` (without the program's and the verb's name) by what becomes of each flag.
+def sort_arguments(
+    argv: Iterable[str], env: Mapping[str, str], flags: Sequence[Flag] = FLAGS, verb: str = "run"
+) -> SortedArguments:
+    """Sort `argv` (without the program's and the verb's name) by what becomes of each flag of the verb's table.
 
     As in llama.cpp: a flag takes the next arguments whatever they look like, underscores in long names count as dashes,
     the last of several occurrences counts, the command line overrides `LLAMA_ARG_*` variables. Beyond it:
     `name=value`, and a lone `-` for `--file -`. RequestError for a refused or unknown flag, a missing value, a value
     of another kind.
     """
-    on_line = list(_occurrences(list(argv)))
+    on_line = list(_occurrences(list(argv), flags, verb))
     if on_line and on_line[-1].flag.name in _ENDS_PARSING:
         return SortedArguments([on_line[-1].flag.name], (), frozenset())
     subjects = {given.flag.subject for given in on_line}
-    from_env = [given for given in _from_environment(env) if given.flag.subject not in subjects]
+    from_env = [given for given in _from_environment(env, flags) if given.flag.subject not in subjects]
     notices: list[str] = []
     kept: dict[str, list[_Given]] = {}
     for given in [*from_env, *on_line]:
@@ -79,17 +80,18 @@ def sort_arguments(argv: Iterable[str], env: Mapping[str, str]) -> SortedArgumen
     return SortedArguments(argv_out, tuple(dict.fromkeys(notices)), frozenset(names))
 
 
-def _occurrences(rest: list[str]) -> Iterable[_Given]:
+def _occurrences(rest: list[str], flags: Sequence[Flag], verb: str) -> Iterable[_Given]:
     """Every flag on the line in order, ending early at --help or --version."""
+    by_spelling = {spelling: flag for flag in flags for spelling in flag.spellings}
     while rest:
         word = rest.pop(0)
         if word == _STDIN:
             word = "--file=-"
         name, equals, value = word.partition("=")
         spelled = name.replace("_", "-") if name.startswith("--") else name
-        flag = _SPELLED.get(spelled)
+        flag = by_spelling.get(spelled)
         if flag is None:
-            raise RequestError(_unknown(word, spelled))
+            raise RequestError(_unknown(word, spelled, by_spelling, verb))
         values = [value] if equals else []
         if len(values) > len(flag.takes):
             raise RequestError(f"{spelled} takes no value, found {word!r}")
@@ -104,9 +106,9 @@ def _occurrences(rest: list[str]) -> Iterable[_Given]:
             return
 
 
-def _from_environment(env: Mapping[str, str]) -> Iterable[_Given]:
+def _from_environment(env: Mapping[str, str], flags: Sequence[Flag]) -> Iterable[_Given]:
     """What LLAMA_ARG_* variables set. A flag that can be switched off also has the variable LLAMA_ARG_NO_*."""
-    for flag in FLAGS:
+    for flag in flags:
         if flag.env is None:
             continue
         opposite = flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")
@@ -124,18 +126,21 @@ def _from_environment(env: Mapping[str, str]) -> Iterable[_Given]:
                 yield _Given(flag, flag.env, ())
 
 
-def _unknown(word: str, spelled: str) -> str:
+def _unknown(word: str, spelled: str, by_spelling: Mapping[str, Flag], verb: str) -> str:
     if not word.startswith("-"):
-        return f"unexpected argument {word!r}; a prompt goes after -p, a file with one after -f"
-    alike = [name for name in _SPELLED if name.startswith("--") == spelled.startswith("--")]
-    works = [name for name in alike if _SPELLED[name].fate is Fate.IMPLEMENTED]
+        prompt = (
+            "a prompt goes after -p, a file with one after -f" if "-p" in by_spelling else "a text file goes after -f"
+        )
+        return f"unexpected argument {word!r}; {prompt}"
+    alike = [name for name in by_spelling if name.startswith("--") == spelled.startswith("--")]
+    works = [name for name in alike if by_spelling[name].fate is Fate.IMPLEMENTED]
     near = (
         [name for name in works if name.startswith(spelled)]
         or difflib.get_close_matches(spelled, works, n=1)
         or difflib.get_close_matches(spelled, alike, n=1)
     )
     hint = f", did you mean {near[0]}?" if near else ";"
-    return f"unknown flag {word}{hint} `tqgguf run --help` lists all"
+    return f"unknown flag {word}{hint} `tqgguf {verb} --help` lists all"
 
 
 def _word(spelled: str, value: str, kind: str) -> str:

@@ -7,17 +7,16 @@ Flags that this verb does not implement never reach typer: `RunCommand` sorts th
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from tqgguf.cli.arguments import SortedArguments, sort_arguments
+from tqgguf.cli.arguments import SortedArguments
+from tqgguf.cli.llama_flags import FLAGS
 from tqgguf.cli.run_request import RunRequest
+from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments
 from tqgguf.cli.version import print_version
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.errors import RequestError
@@ -26,7 +25,6 @@ from tqgguf.runtime.sampling_params import SamplingParams, sampler_names
 
 _DEFAULT = RunRequest()
 _SAMPLING = SamplingParams()
-_SORTED = "tqgguf.sorted_arguments"
 _SWITCH: dict[str, bool | None] = {"on": True, "off": False, "auto": None}
 _TYPES = ", ".join(CACHE_TYPE_NAMES)
 
@@ -36,38 +34,15 @@ EXAMPLES = (
     "tqgguf run -m model.gguf -ctk turbo4 -ctv turbo3 -c 8192    # a chat",
 )
 
-_MODEL, _PROMPT, _CHAT, _KV, _OUT = "Model and evaluation", "Prompt", "Chat", "KV cache", "Output"
+_MODEL, _PROMPT, _CHAT, _KV = "Model and evaluation", "Prompt", "Chat", "KV cache"
 _SAMPLE = "Sampling (as in llama.cpp)"
 
 
-class RunCommand(TyperCommand):
+class RunCommand(VerbCommand):
     """A typer command that takes llama-completion's whole command line."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = sort_arguments(args, os.environ)
-        ctx.meta[_SORTED] = given
-        return super().parse_args(ctx, list(given.argv))
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples, line by line."""
-        with formatter.section("Examples"):
-            for line in EXAMPLES:
-                formatter.write(f"  {line}\n")
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The options of --help under their headings."""
-        headed: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                headed.setdefault(getattr(param, "rich_help_panel", None) or _OUT, []).append(record)
-        for heading, records in headed.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
-def _option(heading: str, help: str, *names: str, metavar: str = "N", **more: Any) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=heading, **more)
+    flags = FLAGS
+    examples = EXAMPLES
 
 
 def run(
@@ -75,7 +50,7 @@ def run(
     # model and evaluation
     model: Annotated[
         str | None,
-        _option(
+        option(
             _MODEL,
             "GGUF file (any shard), or an MLX model folder. Default: the small model of make run.",
             "-m",
@@ -84,11 +59,11 @@ def run(
         ),
     ] = None,
     n_ctx: Annotated[
-        int, _option(_MODEL, "Tokens of context; 0: the model's own.", "-c", "--ctx-size")
+        int, option(_MODEL, "Tokens of context; 0: the model's own.", "-c", "--ctx-size")
     ] = _DEFAULT.n_ctx,
     n_predict: Annotated[
         int,
-        _option(
+        option(
             _MODEL,
             "Tokens to generate; -1: until the model ends, -2: until the context is full.",
             "-n",
@@ -96,68 +71,64 @@ def run(
             "--n-predict",
         ),
     ] = _DEFAULT.n_predict,
-    n_batch: Annotated[int, _option(_MODEL, "Upper bound on -ub.", "-b", "--batch-size")] = _DEFAULT.n_batch,
+    n_batch: Annotated[int, option(_MODEL, "Upper bound on -ub.", "-b", "--batch-size")] = _DEFAULT.n_batch,
     n_ubatch: Annotated[
         int,
-        _option(_MODEL, "Prompt tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size"),
+        option(_MODEL, "Prompt tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size"),
     ] = _DEFAULT.n_ubatch,
     rope_scaling: Annotated[
         str,
-        _option(_MODEL, "How RoPE is stretched; yarn is not supported yet.", "--rope-scaling", metavar="[none|linear]"),
+        option(_MODEL, "How RoPE is stretched; yarn is not supported yet.", "--rope-scaling", metavar="[none|linear]"),
     ] = "linear",
     rope_scale: Annotated[
         float,
-        _option(_MODEL, "Stretch positions this many times, for a longer context; 0: the model's own.", "--rope-scale"),
+        option(_MODEL, "Stretch positions this many times, for a longer context; 0: the model's own.", "--rope-scale"),
     ] = 0.0,
     rope_freq_base: Annotated[
-        float, _option(_MODEL, "RoPE's base frequency; 0: the model's own.", "--rope-freq-base")
+        float, option(_MODEL, "RoPE's base frequency; 0: the model's own.", "--rope-freq-base")
     ] = _DEFAULT.rope_freq_base,
     rope_freq_scale: Annotated[
-        float, _option(_MODEL, "Factor on RoPE's frequencies: 1 / --rope-scale.", "--rope-freq-scale")
+        float, option(_MODEL, "Factor on RoPE's frequencies: 1 / --rope-scale.", "--rope-freq-scale")
     ] = _DEFAULT.rope_freq_scale,
-    threads: Annotated[
-        int, _option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")
-    ] = _DEFAULT.threads,
+    threads: Annotated[int, option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")] = _DEFAULT.threads,
     # KV cache
     type_k: Annotated[
-        str, _option(_KV, f"Cache type of K: {_TYPES}.", "-ctk", "--cache-type-k", metavar="TYPE")
+        str, option(_KV, f"Cache type of K: {_TYPES}.", "-ctk", "--cache-type-k", metavar="TYPE")
     ] = _DEFAULT.type_k,
     type_v: Annotated[
-        str, _option(_KV, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
+        str, option(_KV, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
     ] = _DEFAULT.type_v,
     flash_attention: Annotated[
         str,
-        _option(_KV, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
+        option(_KV, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
     ] = _DEFAULT.flash_attention,
     exact_prefix: Annotated[
         int | None,
-        _option(_KV, "First tokens kept in f16. Default: 4 with turbo types, else 0.", "--exact-prefix"),
+        option(_KV, "First tokens kept in f16. Default: 4 with turbo types, else 0.", "--exact-prefix"),
     ] = _DEFAULT.exact_prefix,
     strict_kv: Annotated[
-        bool, _option(_KV, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
+        bool, option(_KV, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
     ] = False,
     # prompt
     prompt: Annotated[
         str | None,
-        _option(
-            _PROMPT, "The prompt. Without one, stdin is it, or a terminal chats.", "-p", "--prompt", metavar="TEXT"
-        ),
+        option(_PROMPT, "The prompt. Without one, stdin is it, or a terminal chats.", "-p", "--prompt", metavar="TEXT"),
     ] = None,
     prompt_file: Annotated[
-        str | None, _option(_PROMPT, "A UTF-8 file with the prompt; - for stdin.", "-f", "--file", metavar="FILE")
+        str | None, option(_PROMPT, "A UTF-8 file with the prompt; - for stdin.", "-f", "--file", metavar="FILE")
     ] = None,
     binary_file: Annotated[
-        str | None, _option(_PROMPT, "Likewise, with the newline at its end.", "-bf", "--binary-file", metavar="FILE")
+        str | None, option(_PROMPT, "Likewise, with the newline at its end.", "-bf", "--binary-file", metavar="FILE")
     ] = None,
     system_prompt: Annotated[
-        str | None, _option(_PROMPT, "The system prompt of a chat.", "-sys", "--system-prompt", metavar="TEXT")
+        str | None, option(_PROMPT, "The system prompt of a chat.", "-sys", "--system-prompt", metavar="TEXT")
     ] = None,
     system_prompt_file: Annotated[
-        str | None, _option(_PROMPT, "A UTF-8 file with it.", "-sysf", "--system-prompt-file", metavar="FILE")
+        str | None, option(_PROMPT, "A UTF-8 file with it.", "-sysf", "--system-prompt-file", metavar="FILE")
     ] = None,
     escape: Annotated[
         bool,
-        _option(
+        option(
             _PROMPT,
             r"Process \n, \t, \\ and the like in prompts, in files too. Default: so.",
             "-e",
@@ -167,7 +138,7 @@ def run(
     ] = _DEFAULT.escape,
     display_prompt: Annotated[
         bool | None,
-        _option(
+        option(
             _PROMPT,
             "Print the prompt first. Default: only where no chat template is applied.",
             "--display-prompt/--no-display-prompt",
@@ -176,7 +147,7 @@ def run(
     # chat
     conversation: Annotated[
         bool | None,
-        _option(
+        option(
             _CHAT,
             "Chat on after the first answer; or continue the prompt without a chat template. "
             "Default: answer the prompt once, in the model's template if it has one.",
@@ -184,97 +155,93 @@ def run(
             "--conversation/--no-conversation",
         ),
     ] = _DEFAULT.conversation,
-    single_turn: Annotated[bool, _option(_CHAT, "End after one answer.", "-st", "--single-turn")] = False,
+    single_turn: Annotated[bool, option(_CHAT, "End after one answer.", "-st", "--single-turn")] = False,
     multiline_input: Annotated[
-        bool, _option(_CHAT, "A message ends at a line that ends in a backslash.", "-mli", "--multiline-input")
+        bool, option(_CHAT, "A message ends at a line that ends in a backslash.", "-mli", "--multiline-input")
     ] = False,
     reverse_prompts: Annotated[
         list[str] | None,
-        _option(_CHAT, "End an answer at this text (repeatable).", "-r", "--reverse-prompt", metavar="TEXT"),
+        option(_CHAT, "End an answer at this text (repeatable).", "-r", "--reverse-prompt", metavar="TEXT"),
     ] = None,
     chat_template: Annotated[
-        str | None, _option(_CHAT, "Jinja source instead of the model's template.", "--chat-template", metavar="JINJA")
+        str | None, option(_CHAT, "Jinja source instead of the model's template.", "--chat-template", metavar="JINJA")
     ] = None,
     chat_template_file: Annotated[
-        str | None, _option(_CHAT, "A file with it.", "--chat-template-file", metavar="FILE")
+        str | None, option(_CHAT, "A file with it.", "--chat-template-file", metavar="FILE")
     ] = None,
     reasoning: Annotated[
         str,
-        _option(_CHAT, "Tell the template to think or not.", "-rea", "--reasoning", metavar="[on|off|auto]"),
+        option(_CHAT, "Tell the template to think or not.", "-rea", "--reasoning", metavar="[on|off|auto]"),
     ] = "auto",
     # sampling
     temp: Annotated[
-        float, _option(_SAMPLE, "Temperature; 0: the likeliest token.", "--temp", "--temperature")
+        float, option(_SAMPLE, "Temperature; 0: the likeliest token.", "--temp", "--temperature")
     ] = _SAMPLING.temp,
-    top_k: Annotated[int, _option(_SAMPLE, "Keep the k likeliest; 0: all.", "--top-k")] = _SAMPLING.top_k,
+    top_k: Annotated[int, option(_SAMPLE, "Keep the k likeliest; 0: all.", "--top-k")] = _SAMPLING.top_k,
     top_p: Annotated[
-        float, _option(_SAMPLE, "Keep the likeliest up to this probability; 1: all.", "--top-p")
+        float, option(_SAMPLE, "Keep the likeliest up to this probability; 1: all.", "--top-p")
     ] = _SAMPLING.top_p,
     min_p: Annotated[
-        float, _option(_SAMPLE, "Keep what is this times as likely as the likeliest; 0: all.", "--min-p")
+        float, option(_SAMPLE, "Keep what is this times as likely as the likeliest; 0: all.", "--min-p")
     ] = _SAMPLING.min_p,
     typical_p: Annotated[
-        float, _option(_SAMPLE, "Keep the locally typical up to this; 1: all.", "--typical", "--typical-p")
+        float, option(_SAMPLE, "Keep the locally typical up to this; 1: all.", "--typical", "--typical-p")
     ] = _SAMPLING.typical_p,
     top_n_sigma: Annotated[
         float,
-        _option(
-            _SAMPLE, "Keep within n standard deviations of the top logit; 0: all.", "--top-nsigma", "--top-n-sigma"
-        ),
+        option(_SAMPLE, "Keep within n standard deviations of the top logit; 0: all.", "--top-nsigma", "--top-n-sigma"),
     ] = _SAMPLING.top_n_sigma,
     xtc_probability: Annotated[
-        float, _option(_SAMPLE, "How often to leave out the obvious; 0: never.", "--xtc-probability")
+        float, option(_SAMPLE, "How often to leave out the obvious; 0: never.", "--xtc-probability")
     ] = _SAMPLING.xtc_probability,
     xtc_threshold: Annotated[
-        float, _option(_SAMPLE, "What counts as obvious; above 0.5: nothing.", "--xtc-threshold")
+        float, option(_SAMPLE, "What counts as obvious; above 0.5: nothing.", "--xtc-threshold")
     ] = _SAMPLING.xtc_threshold,
     dynatemp_range: Annotated[
-        float, _option(_SAMPLE, "Temperature by entropy, this much up and down.", "--dynatemp-range")
+        float, option(_SAMPLE, "Temperature by entropy, this much up and down.", "--dynatemp-range")
     ] = _SAMPLING.dynatemp_range,
-    dynatemp_exp: Annotated[float, _option(_SAMPLE, "Exponent of that.", "--dynatemp-exp")] = _SAMPLING.dynatemp_exp,
+    dynatemp_exp: Annotated[float, option(_SAMPLE, "Exponent of that.", "--dynatemp-exp")] = _SAMPLING.dynatemp_exp,
     repeat_penalty: Annotated[
-        float, _option(_SAMPLE, "Penalty on recent tokens; 1: none.", "--repeat-penalty")
+        float, option(_SAMPLE, "Penalty on recent tokens; 1: none.", "--repeat-penalty")
     ] = _SAMPLING.repeat_penalty,
     repeat_last_n: Annotated[
-        int, _option(_SAMPLE, "How many tokens are recent.", "--repeat-last-n")
+        int, option(_SAMPLE, "How many tokens are recent.", "--repeat-last-n")
     ] = _SAMPLING.repeat_last_n,
     presence_penalty: Annotated[
-        float, _option(_SAMPLE, "Subtracted from recent tokens.", "--presence-penalty")
+        float, option(_SAMPLE, "Subtracted from recent tokens.", "--presence-penalty")
     ] = _SAMPLING.presence_penalty,
     frequency_penalty: Annotated[
-        float, _option(_SAMPLE, "Subtracted once per occurrence.", "--frequency-penalty")
+        float, option(_SAMPLE, "Subtracted once per occurrence.", "--frequency-penalty")
     ] = _SAMPLING.frequency_penalty,
     logit_bias: Annotated[
         list[str] | None,
-        _option(_SAMPLE, "TOKEN+AMOUNT or TOKEN-AMOUNT; -inf bans (repeatable).", "-l", "--logit-bias", metavar="BIAS"),
+        option(_SAMPLE, "TOKEN+AMOUNT or TOKEN-AMOUNT; -inf bans (repeatable).", "-l", "--logit-bias", metavar="BIAS"),
     ] = None,
     samplers: Annotated[
         str | None,
-        _option(
+        option(
             _SAMPLE, f"Stages in order, a ; between: {' '.join(_SAMPLING.samplers)}.", "--samplers", metavar="NAMES"
         ),
     ] = None,
     sampler_seq: Annotated[
         str | None,
-        _option(_SAMPLE, "The same by letters: edskypmxt.", "--sampler-seq", "--sampling-seq", metavar="LETTERS"),
+        option(_SAMPLE, "The same by letters: edskypmxt.", "--sampler-seq", "--sampling-seq", metavar="LETTERS"),
     ] = None,
-    seed: Annotated[
-        int, _option(_SAMPLE, "Random seed; -1 picks one and reports it.", "-s", "--seed")
-    ] = _SAMPLING.seed,
-    ignore_eos: Annotated[bool, _option(_SAMPLE, "Never end by itself.", "--ignore-eos")] = False,
+    seed: Annotated[int, option(_SAMPLE, "Random seed; -1 picks one and reports it.", "-s", "--seed")] = _SAMPLING.seed,
+    ignore_eos: Annotated[bool, option(_SAMPLE, "Never end by itself.", "--ignore-eos")] = False,
     # output
-    json_output: Annotated[bool, _option(_OUT, "Print one JSON object instead of text.", "--json")] = False,
-    verbose: Annotated[bool, _option(_OUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
-    debug: Annotated[bool, _option(_OUT, "Show tracebacks.", "--debug")] = False,
+    json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of text.", "--json")] = False,
+    verbose: Annotated[bool, option(OUTPUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
+    debug: Annotated[bool, option(OUTPUT, "Show tracebacks.", "--debug")] = False,
     version: Annotated[
-        bool, _option(_OUT, "Print the version and exit.", "--version", is_eager=True, callback=print_version)
+        bool, option(OUTPUT, "Print the version and exit.", "--version", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
     """Answer a prompt, or chat, from a GGUF model whose KV cache lies in compressed blocks.
 
     Takes llama-completion's flags: those below work, others are noted or refused with the reason.
     """
-    request = request_from(ctx.params, ctx.meta[_SORTED])
+    request = request_from(ctx.params, sorted_arguments(ctx))
     with needs_mlx("tqgguf run"):
         from tqgguf.cli import run_command  # lazily: it brings MLX in, for which --help and refusals must not wait
 
@@ -287,7 +254,7 @@ def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunReques
     if values["sampler_seq"] is not None:
         named = ";".join(sampler_names(values["sampler_seq"], letters=True))
     sampling = SamplingParams(
-        **_fields_of(
+        **fields_of(
             SamplingParams,
             values,
             logit_bias=tuple(_bias(text) for text in values["logit_bias"] or ()),
@@ -295,7 +262,7 @@ def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunReques
         )
     )
     return RunRequest(
-        **_fields_of(
+        **fields_of(
             RunRequest,
             values,
             reverse_prompts=tuple(values["reverse_prompts"] or ()),
@@ -318,10 +285,6 @@ def _rope_freq_scale(values: Mapping[str, Any]) -> float:
     if values["rope_scaling"] == "none":
         return 1.0
     return 1.0 / stretch if stretch else values["rope_freq_scale"]
-
-
-def _fields_of(kind: type[Any], values: Mapping[str, Any], **converted: Any) -> dict[str, Any]:
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values} | converted
 
 
 def _flash_attention_notice(word: str) -> tuple[str, ...]:

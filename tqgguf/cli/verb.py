@@ -1,0 +1,64 @@
+"""What verbs that take llama.cpp's flags share: a sorted argument vector, --help with headings and examples.
+
+A verb's command is a subclass that names its table and its examples; its parameters are made by `option`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand
+
+from tqgguf.cli.arguments import SortedArguments, sort_arguments
+from tqgguf.cli.llama_flags import Flag
+
+OUTPUT = "Output"
+_SORTED = "tqgguf.sorted_arguments"
+
+
+class VerbCommand(TyperCommand):
+    """A typer command whose flags are those of a table, of which typer sees the implemented ones only."""
+
+    flags: ClassVar[Sequence[Flag]]
+    examples: ClassVar[Sequence[str]]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = sort_arguments(args, os.environ, self.flags, self.name or "run")
+        ctx.meta[_SORTED] = given
+        return super().parse_args(ctx, list(given.argv))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples, line by line."""
+        with formatter.section("Examples"):
+            for line in self.examples:
+                formatter.write(f"  {line}\n")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options of --help under their headings."""
+        headed: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                headed.setdefault(getattr(param, "rich_help_panel", None) or OUTPUT, []).append(record)
+        for heading, records in headed.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def sorted_arguments(ctx: typer.Context) -> SortedArguments:
+    """The sorted argument vector that a VerbCommand has parsed."""
+    return ctx.meta[_SORTED]
+
+
+def option(heading: str, help: str, *names: str, metavar: str = "N", **more: Any) -> Any:
+    """One option of a verb under a heading of its --help."""
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=heading, **more)
+
+
+def fields_of(kind: type[Any], values: Mapping[str, Any], **converted: Any) -> dict[str, Any]:
+    """Of typer's values by parameter name those that the dataclass `kind` has fields for, and the converted ones."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values} | converted
