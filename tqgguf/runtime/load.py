@@ -41,15 +41,14 @@ def embedded_model() -> Path:
 
 
 class LoadedGguf(LoadedModel):
-    """A model of one of the classes in `architectures`, whose output layer can be applied to one row alone."""
+    """A model of one of the classes in `architectures`, whose output layer can be applied to some rows alone."""
 
-    def fill(self, tokens: mx.array, cache: list[Any]) -> None:
-        self.model.model(tokens, cache)
+    def outputs(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        return self.model.model(tokens, cache)
 
-    def last_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        hidden = self.model.model(tokens, cache)[:, -1:]
+    def logits(self, outputs: mx.array) -> mx.array:
         head = self.model.lm_head if "lm_head" in self.model else self.model.model.embed_tokens.as_linear
-        return head(hidden)[0, -1]
+        return head(outputs)
 
 
 class OpenModel:

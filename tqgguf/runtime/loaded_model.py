@@ -52,8 +52,16 @@ class LoadedModel:
 
     def fill(self, tokens: mx.array, cache: list[Any]) -> None:
         """Have the cache hold tokens [1, n] too, once it is evaluated; their logits are not wanted."""
-        self.model(tokens, cache=cache)
+        self.outputs(tokens, cache)
 
     def last_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         """Logits [vocabulary] after the last of tokens [1, n]."""
-        return self.model(tokens, cache=cache)[0, -1]
+        return self.logits(self.outputs(tokens, cache)[:, -1:])[0, -1]
+
+    def outputs(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """What `logits` makes logits of, [1, n, ...], for tokens [1, n]: here the logits themselves."""
+        return self.model(tokens, cache=cache)
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """Logits [1, rows, vocabulary] of any rows of `outputs`."""
+        return outputs
