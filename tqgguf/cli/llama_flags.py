@@ -65,7 +65,7 @@ class Flag:
         return self.sets or self.name
 
 
-def _row(
+def row(
     fate: Fate,
     note: str,
     spelled: str,
@@ -77,7 +77,7 @@ def _row(
     harmless: float | None = None,
     ours: bool = False,
 ) -> Flag:
-    """`spelled`: the names, then after a slash those that switch it off. `env`: without its LLAMA_ARG_."""
+    """One flag. `spelled`: the names, then after a slash those that switch it off. `env`: without its LLAMA_ARG_."""
     names, _, negatives = spelled.partition(" / ")
     return Flag(
         names=tuple(names.split()),
@@ -93,9 +93,9 @@ def _row(
     )
 
 
-_implemented = partial(_row, Fate.IMPLEMENTED, "")
-_accepted = partial(_row, Fate.ACCEPTED)
-_refused = partial(_row, Fate.REFUSED)
+_implemented = partial(row, Fate.IMPLEMENTED, "")
+_accepted = partial(row, Fate.ACCEPTED)
+_refused = partial(row, Fate.REFUSED)
 
 # Accepted: why nothing changes.
 _PLACEMENT = "MLX keeps the whole model and its cache on one device"

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tqgguf.cli.eval import EvalCommand, evaluate
 from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.run import RunCommand, run
 from tqgguf.cli.version import print_version
@@ -44,6 +45,7 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
 )
 app.command("run", cls=RunCommand, context_settings=HELP_NAMES)(run)
+app.command("eval", cls=EvalCommand, context_settings=HELP_NAMES)(evaluate)
 
 
 @app.callback()
@@ -53,7 +55,7 @@ def tqgguf(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
-    """Run GGUF models with a compressed KV cache."""
+    """Run GGUF models with a compressed KV cache, and measure what it costs."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(2)

@@ -47,12 +47,12 @@ def read_texts(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
         prompt = processed
     system_prompt = _checked("-sys", request.system_prompt or "")
     if request.system_prompt_file is not None:
-        system_prompt = _without_last_newline(_read_text("-sysf", request.system_prompt_file, stdin))
+        system_prompt = without_last_newline(read_text("-sysf", request.system_prompt_file, stdin))
     if system_prompt and request.conversation is False:
         notices += ("the system prompt has no effect with -no-cnv",)
     template = _checked("--chat-template", request.chat_template or "")
     if request.chat_template_file is not None:
-        template = _read_text("--chat-template-file", request.chat_template_file, stdin)
+        template = read_text("--chat-template-file", request.chat_template_file, stdin)
     reverse_prompts = tuple(_checked("-r", text) for text in request.reverse_prompts)
     if request.escape:
         reverse_prompts = tuple(process_escapes(text, "-r") for text in reverse_prompts)
@@ -122,8 +122,8 @@ def _read_prompt(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) 
     """The prompt, if there is one, with what to call it in a message."""
     for flag, name in (("-bf", request.binary_file), ("-f", request.prompt_file)):
         if name is not None:
-            text = _read_text(flag, name, stdin)
-            text = _without_last_newline(text) if flag == "-f" else text
+            text = read_text(flag, name, stdin)
+            text = without_last_newline(text) if flag == "-f" else text
             if not text:
                 raise RequestError(f"{flag} {name}: expected a prompt, found an empty file")
             return text, f"{flag} {name}"
@@ -133,7 +133,7 @@ def _read_prompt(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) 
         return None, "-p"
     if stdin_is_terminal:
         raise RequestError("-no-cnv: expected a text to continue, found none; give it with -p or -f, or pipe it in")
-    text = _without_last_newline(_read_text("stdin", _STDIN, stdin))
+    text = without_last_newline(read_text("stdin", _STDIN, stdin))
     if not text:
         raise RequestError("expected a prompt, found none; give it with -p or -f, or pipe it in")
     return text, "stdin"
@@ -149,7 +149,8 @@ def _checked(source: str, text: str) -> str:
         raise RequestError(f"{source}: expected UTF-8 text, found another byte at character {at}") from None
 
 
-def _read_text(flag: str, name: str, stdin: BinaryIO) -> str:
+def read_text(flag: str, name: str, stdin: BinaryIO) -> str:
+    """A UTF-8 file, or "-" for stdin. RequestError: it cannot be read; FormatError: it is not UTF-8."""
     where = "stdin" if name == _STDIN else name
     try:
         if name == _STDIN:
@@ -172,7 +173,7 @@ def _decoded(where: str, data: bytes) -> str:
         ) from None
 
 
-def _without_last_newline(text: str) -> str:
+def without_last_newline(text: str) -> str:
     return text.removesuffix("\n")
 
 

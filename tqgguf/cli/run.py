@@ -6,7 +6,6 @@ Flags that this verb does not implement never reach typer: `RunCommand` sorts th
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ import typer
 from tqgguf.cli.arguments import SortedArguments
 from tqgguf.cli.llama_flags import FLAGS
 from tqgguf.cli.run_request import RunRequest
-from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments
+from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.cli.version import print_version
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.errors import RequestError
@@ -267,24 +266,12 @@ def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunReques
             values,
             reverse_prompts=tuple(values["reverse_prompts"] or ()),
             reasoning=_SWITCH[values["reasoning"]],
-            rope_freq_scale=_rope_freq_scale(values),
+            rope_freq_scale=stretched_freq_scale(values),
             sampling=sampling,
             given=given.given,
             notices=given.notices + _flash_attention_notice(values["flash_attention"]),
         )
     )
-
-
-def _rope_freq_scale(values: Mapping[str, Any]) -> float:
-    """What --rope-scaling, --rope-scale and --rope-freq-scale say together; only one of the last two is there."""
-    if values["rope_scaling"] == "yarn":
-        raise RequestError("--rope-scaling yarn: not supported yet; linear stretches positions evenly (--rope-scale)")
-    stretch = values["rope_scale"]
-    if not 0 <= stretch < math.inf:
-        raise RequestError(f"--rope-scale: expected a number above 0 (0: the model's own), found {stretch}")
-    if values["rope_scaling"] == "none":
-        return 1.0
-    return 1.0 / stretch if stretch else values["rope_freq_scale"]
 
 
 def _flash_attention_notice(word: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ A verb's command is a subclass that names its table and its examples; its parame
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -15,6 +16,7 @@ from typer.core import TyperCommand
 
 from tqgguf.cli.arguments import SortedArguments, sort_arguments
 from tqgguf.cli.llama_flags import Flag
+from tqgguf.formats.errors import RequestError
 
 OUTPUT = "Output"
 _SORTED = "tqgguf.sorted_arguments"
@@ -62,3 +64,15 @@ def option(heading: str, help: str, *names: str, metavar: str = "N", **more: Any
 def fields_of(kind: type[Any], values: Mapping[str, Any], **converted: Any) -> dict[str, Any]:
     """Of typer's values by parameter name those that the dataclass `kind` has fields for, and the converted ones."""
     return {field.name: values[field.name] for field in fields(kind) if field.name in values} | converted
+
+
+def stretched_freq_scale(values: Mapping[str, Any]) -> float:
+    """What --rope-scaling, --rope-scale and --rope-freq-scale say together; only one of the last two is there."""
+    if values["rope_scaling"] == "yarn":
+        raise RequestError("--rope-scaling yarn: not supported yet; linear stretches positions evenly (--rope-scale)")
+    stretch = values["rope_scale"]
+    if not 0 <= stretch < math.inf:
+        raise RequestError(f"--rope-scale: expected a number above 0 (0: the model's own), found {stretch}")
+    if values["rope_scaling"] == "none":
+        return 1.0
+    return 1.0 / stretch if stretch else values["rope_freq_scale"]

@@ -1,0 +1,147 @@
+"""What `tqgguf eval` does with a request: read the text, load the model, evaluate, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tqgguf.cli import eval_table
+from tqgguf.cli.eval_request import ALL_CHUNKS, DEFAULT_CHUNKS, EvalRequest
+from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.main import INTERRUPTED
+from tqgguf.cli.progress import ProgressLine
+from tqgguf.cli.prompts import read_text, without_last_newline
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.kv_size import LayerShape
+from tqgguf.runtime import backends
+from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
+from tqgguf.runtime.evaluation_caches import CacheOptions, Candidate, can_hold, candidate, reference
+from tqgguf.runtime.generate import round_chunk
+from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.runtime.model_config import resolve_context
+from tqgguf.texts import default_text
+
+OWN_TEXT = "tqgguf's own text"
+
+
+def evaluate(request: EvalRequest, argv: Sequence[str]) -> int:
+    """Serve the request and return the exit status; 130 if it was interrupted, after what had been measured by then.
+
+    What can be refused is refused before any weight is read.
+    """
+    for notice in request.notices:
+        say(notice)
+    text, source = _read_text(request)
+    opened = open_model(
+        request.model or embedded_model(),
+        rope_freq_base=request.rope_freq_base,
+        rope_freq_scale=request.rope_freq_scale,
+    )
+    config = opened.config
+    n_ctx = resolve_context(config, request.n_ctx)
+    candidates = _candidates(request, config.layer_shapes(), n_ctx)
+    for warning in opened.tokenizer.warnings:
+        say(warning)
+    wanted = request.n_chunks if "--chunks" in request.given and request.n_chunks != ALL_CHUNKS else None
+    windows = cut_windows(opened.tokenizer, text, n_ctx, wanted, source)
+    if "--chunks" not in request.given:
+        windows = windows[:DEFAULT_CHUNKS]
+    plan = Plan(windows, n_ctx // 2 if request.like_llama else 0, _chunk(request))
+    if request.threads > 0:
+        backends.set_threads(request.threads)
+    loading = ProgressLine("loading", "bytes")
+    loaded = opened.load(loading.update)
+    loading.end()
+    say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
+    if request.verbose:
+        say(f"device: {backends.describe()}")
+    say(f"text: {source}; {len(windows)} windows of {n_ctx:,} tokens, {plan.n_scored:,} of them scored")
+    evaluation = Evaluation(loaded, candidates, plan)
+    interrupted = _run(evaluation, plan)
+    results = evaluation.results()
+    n_scored = results[0].statistics.n_tokens
+    if request.json_output:
+        about: dict[str, Any] = {
+            "model": {"path": str(opened.path), "architecture": config.architecture, "name": config.name},
+            "text": source,
+            "n_ctx": n_ctx,
+            "n_windows": len(windows),
+            "chunk": plan.chunk,
+            "first_scored": plan.first_scored,
+            "interrupted": interrupted,
+        }
+        print(json.dumps({**about, "rows": eval_table.as_json(results)}, ensure_ascii=False), flush=True)
+    elif n_scored:
+        print("\n".join(eval_table.lines(results)), flush=True)
+    if interrupted:
+        say(f"interrupted: {n_scored:,} of {plan.n_scored:,} tokens were scored")
+    return INTERRUPTED if interrupted else 0
+
+
+def say(line: str) -> None:
+    print(f"tqgguf: {line}", file=sys.stderr, flush=True)
+
+
+def _read_text(request: EvalRequest) -> tuple[str, str]:
+    """The text, and what to call it."""
+    if request.text_file is None:
+        return default_text(), OWN_TEXT
+    return without_last_newline(read_text("-f", request.text_file, sys.stdin.buffer)), request.text_file
+
+
+def _chunk(request: EvalRequest) -> int:
+    chunk = round_chunk(min(request.n_ubatch, request.n_batch))
+    if chunk != request.n_ubatch and "--ubatch-size" in request.given:
+        say(f"-ub {request.n_ubatch}: texts are evaluated in whole pages of {PAGE_TOKENS}, so {chunk} is used")
+    return chunk
+
+
+def _candidates(request: EvalRequest, layers: Sequence[LayerShape], n_ctx: int) -> list[Candidate]:
+    """The f16 cache and what is compared with it. Of the default pairs, those that the model's heads cannot have go."""
+    prefix = 0 if request.like_llama and request.exact_first is None else request.exact_first
+    options = CacheOptions(n_prefix=prefix)
+    rows = [reference(layers, n_ctx)]
+    for pair in request.pairs:
+        reason = can_hold(pair, layers) if "--cache-types" not in request.given else None
+        if reason is not None:
+            say(f"{pair.label} is left out: {reason}")
+        elif (pair.type_k, pair.type_v) != (rows[0].type_k, rows[0].type_v):
+            rows.append(candidate(pair, layers, n_ctx, options))
+    if len(rows) == 1:
+        raise RequestError("--cache-types: nothing is left to compare with f16")
+    return rows
+
+
+def _run(evaluation: Evaluation, plan: Plan) -> bool:
+    """Evaluate, with progress on stderr. Whether it was interrupted."""
+    n_windows = len(plan.windows)
+    line = ProgressLine("evaluating", "tokens")
+    started = time.perf_counter()
+    finished = 0
+
+    with Interrupt() as interrupt:
+
+        def progress(done: int, total: int) -> None:
+            nonlocal finished
+            line.update(done, total)
+            now = done * n_windows // total
+            if now > finished:
+                finished = now
+                seconds = time.perf_counter() - started
+                line.end()
+                left = f", about {seconds / now * (n_windows - now):.0f} s left" if now < n_windows else ""
+                say(f"window {now} of {n_windows}: {seconds:.0f} s{left}")
+            interrupt.check()
+
+        try:
+            evaluation.run(progress)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            line.end()
+    return False

@@ -1,0 +1,97 @@
+"""What `tqgguf eval` is asked to do: the command line, parsed, checked and typed, before any file is opened.
+
+Nothing here knows typer, and nothing reads files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
+
+ALL_CHUNKS = -1
+DEFAULT_CHUNKS = 2
+
+_INT32 = 2**31 - 1
+_RANGES = {
+    "n_ctx": ("-c", 0, _INT32),
+    "n_batch": ("-b", 1, _INT32),
+    "n_ubatch": ("-ub", 1, _INT32),
+    "threads": ("-t", -_INT32, _INT32),
+    "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
+}
+# Of run's implemented flags, those that mean the same here; the table says what else llama.cpp's scripts may hold.
+_SHARED = {
+    "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
+    "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--json", "--verbose", "--debug",
+}  # fmt: skip
+
+_own = partial(row, Fate.IMPLEMENTED, "", ours=True)
+_PAIRS = "pairs of types are compared: --cache-types K/V,K/V"
+
+EVAL_FLAGS: tuple[Flag, ...] = (
+    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
+    _own("--cache-types", "text"),
+    _own("--chunks", "integer"),
+    _own("--like-llama"),
+    _own("--cache-exact-first --exact-prefix", "integer"),
+    _own("--report", "text"),
+    row(Fate.REFUSED, _PAIRS, "-ctk --cache-type-k", "text"),
+    row(Fate.REFUSED, _PAIRS, "-ctv --cache-type-v", "text"),
+)
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """One call of `tqgguf eval`. Names of files are as the user wrote them; "-" is standard input.
+
+    Raises RequestError for a number out of its range and an unknown cache type.
+    """
+
+    model: str | None = None
+    """A GGUF file, any shard of a split one, or an MLX model folder. None: the embedded default model."""
+    text_file: str | None = None
+    """None: the text that tqgguf brings."""
+    cache_types: str = DEFAULT_PAIRS
+    n_ctx: int = 2048
+    """Tokens of a window. 0: as many as the model was trained for."""
+    n_chunks: int = DEFAULT_CHUNKS
+    """Windows; ALL_CHUNKS: as many as the text gives. The default takes fewer where the text is short."""
+    n_batch: int = 2048
+    n_ubatch: int = 256
+    """Tokens evaluated at a time, at most n_batch, not yet rounded up to whole pages."""
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    threads: int = -1
+    like_llama: bool = False
+    """Score as llama-perplexity does, with plain caches."""
+    exact_first: int | None = None
+    """First tokens whose K and V stay f16, 0 to 128. None: what the cache types ask for."""
+    report: str | None = None
+    """A folder to write a page with plots into."""
+    json_output: bool = False
+    verbose: bool = False
+    debug: bool = False
+    given: frozenset[str] = frozenset()
+    """First long spellings of all flags that were given."""
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, (flag, low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+        if self.n_ctx == 1:
+            raise RequestError("-c: expected a window of 2 tokens or more, or 0 for the model's context, found 1")
+        if self.n_chunks != ALL_CHUNKS and self.n_chunks < 1:
+            raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {self.n_chunks}")
+        parse_pairs(self.cache_types)
+
+    @property
+    def pairs(self) -> tuple[CachePair, ...]:
+        """The pairs to compare with f16, in the order in which they were named."""
+        return parse_pairs(self.cache_types)

@@ -1,0 +1,104 @@
+"""What an evaluation found, as tables for a terminal and as one JSON object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tqgguf.runtime.evaluation import Result
+
+_MISSING = "-"
+_COLUMNS = ("cache K/V", "bits", "perplexity", "ratio", "KLD", "median", "99%", "same top")
+
+
+def lines(results: Sequence[Result]) -> list[str]:
+    """The table of all figures, then KLD by position where there is more than one range, then notes."""
+    table = [_COLUMNS, *(_row(result) for result in results)]
+    found = _aligned(table)
+    ranges = results[0].by_position
+    if len(ranges) > 1:
+        heads = ["KLD by position", *(f"{_thousands(r.start)}-{_thousands(r.end)}" for r in ranges)]
+        rows = [[r.candidate.label, *(number(p.statistics.kld) for p in r.by_position)] for r in results[1:]]
+        found += ["", *_aligned([heads, *rows])]
+    notes = [f"{r.candidate.label}: {note}" for r in results for note in _notes(r)]
+    return [*found, *([""] if notes else []), *notes]
+
+
+def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The same figures by name, unrounded; null where there is none."""
+    return [
+        {
+            "label": result.candidate.label,
+            "type_k": result.candidate.type_k,
+            "type_v": result.candidate.type_v,
+            "simulated": result.candidate.simulated,
+            "note": result.candidate.note,
+            "bits_per_value": finite(asdict(result.candidate.bits)),
+            **finite(asdict(result.statistics)),
+            "by_position": [
+                {"start": r.start, "end": r.end, **finite(asdict(r.statistics))} for r in result.by_position
+            ],
+            "reads": asdict(result.reads),
+            "by_fallback": result.by_fallback,
+        }
+        for result in results
+    ]
+
+
+def finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures with None in the place of nan, which JSON does not have."""
+    return {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in figures.items()}
+
+
+def number(x: float) -> str:
+    """Four decimals, or two significant digits where four decimals say nothing."""
+    if math.isnan(x):
+        return _MISSING
+    return f"{x:.4f}" if abs(x) >= 0.001 or x == 0 else f"{x:.1e}"
+
+
+def bits(x: float) -> str:
+    return _MISSING if math.isnan(x) else f"{x:.3f}"
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    s, candidate = result.statistics, result.candidate
+    return (
+        candidate.label + (" *" if candidate.simulated else ""),
+        bits(candidate.bits.mean),
+        _with_error(s.perplexity, s.perplexity_error, 3),
+        _with_error(s.ratio, s.ratio_error, 4),
+        f"{number(s.kld)} ± {number(s.kld_error)}",
+        number(s.kld_median),
+        number(s.kld_p99),
+        _MISSING if math.isnan(s.same_top) else f"{s.same_top:.2%}",
+    )
+
+
+def _with_error(x: float, error: float, digits: int) -> str:
+    return _MISSING if math.isnan(x) else f"{x:.{digits}f} ± {error:.{digits}f}"
+
+
+def _notes(result: Result) -> list[str]:
+    notes = [result.candidate.note] if result.candidate.note else []
+    if result.by_fallback:
+        notes.append(f"{result.by_fallback:,} keys were read by fallback, decoded for a model that attends by itself")
+    return notes
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of one width each, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _thousands(n: int) -> str:
+    return f"{n // 1024}k" if n % 1024 == 0 and n else str(n)

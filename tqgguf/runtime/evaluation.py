@@ -1,0 +1,175 @@
+"""Evaluating caches side by side: windows of a text, chunk by chunk, every cache against the f16 one.
+
+All caches advance in lockstep over the same tokens, so that the reference's logits are needed for one chunk only and
+never kept: per chunk every cache's outputs of the model's body are computed once, and the output layer is applied to
+tiles of their rows. What is stepped is what `generate.Session` steps. Statistics are `evaluation_statistics`' matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.evaluation_caches import Candidate
+from tqgguf.runtime.evaluation_scores import Logits, ReferenceRows, TokenScores
+from tqgguf.runtime.evaluation_statistics import PositionRange, Statistics, by_position, kld_profile, statistics
+from tqgguf.runtime.generate import DEFAULT_CHUNK
+from tqgguf.runtime.hook import Usage
+from tqgguf.runtime.kv_sides import cuts
+from tqgguf.runtime.loaded_model import LoadedModel
+from tqgguf.runtime.readings import Reads
+from tqgguf.runtime.text_tokenizer import TextTokenizer
+
+TILE_BYTES = 128 << 20
+"""Most float32 logits held of one cache at a time; two such tiles, the reference's and another's, are held at once."""
+
+Progress = Callable[[int, int], None]
+"""Called with (tokens evaluated, tokens in all), counting every cache's; what it raises ends the evaluation."""
+
+
+def cut_windows(
+    tokenizer: TextTokenizer, text: str, n_ctx: int, n_windows: int | None, source: str = "the text"
+) -> NDArray[np.int64]:
+    """The windows int64 [n_windows, n_ctx] of a text, one after the other, as llama-perplexity cuts them.
+
+    The text is tokenised once, markup in it as plain text, with BOS where the model adds one; there BOS also takes the
+    place of each window's first token. n_windows None: as many as the text gives. RequestError: it gives fewer.
+    """
+    bos = _added_bos(tokenizer)
+    ids = [*bos, *tokenizer.encode(text, add_special=False, parse_special=False)]
+    held = len(ids) // n_ctx
+    wanted = held if n_windows is None else n_windows
+    if held < max(wanted, 1):
+        raise RequestError(
+            f"{source} has {len(ids):,} tokens: expected at least {max(wanted, 1) * n_ctx:,} for "
+            f"{max(wanted, 1)} windows of {n_ctx:,} (--chunks, -c)"
+        )
+    windows = np.array(ids[: wanted * n_ctx], np.int64).reshape(wanted, n_ctx)
+    if bos:
+        windows[:, 0] = bos[0]
+    return windows
+
+
+def _added_bos(tokenizer: TextTokenizer) -> list[int]:
+    """[BOS] if a text begins with one, else []."""
+    if tokenizer.bos_id is None:
+        return []
+    return [tokenizer.bos_id] if tokenizer.encode("a")[:1] == [tokenizer.bos_id] else []
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is evaluated. first_scored: position of the first row of logits that counts (0: all do).
+
+    The row at position p is scored by token p + 1, so that a window's last row never counts.
+    """
+
+    windows: NDArray[np.int64]
+    first_scored: int = 0
+    chunk: int = DEFAULT_CHUNK
+    tile_bytes: int = TILE_BYTES
+
+    @property
+    def n_scored(self) -> int:
+        """Tokens that are scored in all windows."""
+        n_windows, n_ctx = self.windows.shape
+        return n_windows * max(0, n_ctx - 1 - self.first_scored)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of one candidate. by_fallback: keys decoded for a model that attends by itself."""
+
+    candidate: Candidate
+    statistics: Statistics
+    by_position: list[PositionRange]
+    profile: list[tuple[float, float]]
+    reads: Reads
+    by_fallback: int
+
+
+class Evaluation:
+    """Several caches of one model over the windows of a plan; the first candidate is the reference of all.
+
+    `run` may be broken off by what its progress call raises: `scores` then are those of whole chunks, the same tokens
+    for every candidate.
+    """
+
+    def __init__(self, loaded: LoadedModel, candidates: Sequence[Candidate], plan: Plan) -> None:
+        self.loaded, self.candidates, self.plan = loaded, tuple(candidates), plan
+        self._usage = [Usage() for _ in self.candidates]
+        self._parts: list[list[TokenScores]] = [[] for _ in self.candidates]
+        self._done = 0
+
+    def results(self) -> list[Result]:
+        """What has been measured so far, of every candidate."""
+        reference = self.scores(0)
+        found = []
+        for index, candidate in enumerate(self.candidates):
+            scores = self.scores(index)
+            whole, ranges = statistics(reference, scores), by_position(reference, scores)
+            reads, by_fallback = self._usage[index].reads, self._usage[index].by_fallback
+            found.append(Result(candidate, whole, ranges, kld_profile(scores), reads, by_fallback))
+        return found
+
+    def scores(self, index: int) -> TokenScores:
+        """What has been scored so far of the candidate of that number."""
+        return TokenScores.joined(self._parts[index])
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Evaluate every window."""
+        total = len(self.candidates) * self.plan.windows.size
+
+        def advance(n_tokens: int) -> None:
+            self._done += n_tokens
+            if progress is not None:
+                progress(self._done, total)
+
+        for window in self.plan.windows:
+            self._run_window(window, advance)
+
+    def _run_window(self, window: NDArray[np.int64], advance: Callable[[int], None]) -> None:
+        caches = [c.make(self.loaded.model, usage) for c, usage in zip(self.candidates, self._usage, strict=True)]
+        edges = cuts(0, len(window), self.plan.chunk)
+        for start, stop in pairwise(edges):
+            rows = np.arange(max(start, self.plan.first_scored), min(stop, len(window) - 1))
+            outputs = []
+            for cache in caches:
+                found = self.loaded.outputs(mx.array(window[None, start:stop].astype(np.int32)), cache)
+                mx.eval(found, [layer.state for layer in cache])
+                outputs.append(found)
+                advance(stop - start)
+            scored = self._score(outputs, rows - start, rows, window) if len(rows) else []
+            for parts, scores in zip(self._parts, scored, strict=False):
+                parts.append(scores)
+            del outputs
+            mx.clear_cache()
+
+    def _score(
+        self, outputs: list[mx.array], rows: NDArray[np.int64], positions: NDArray[np.int64], window: NDArray[np.int64]
+    ) -> list[TokenScores]:
+        """The scores of the chunk's `rows`, of every candidate."""
+        step = self._tile_rows(outputs[0])
+        tiles: list[list[TokenScores]] = [[] for _ in outputs]
+        for at in range(0, len(rows), step):
+            start, stop = int(rows[at]), int(rows[min(at + step, len(rows)) - 1]) + 1
+            position = positions[at : at + step]
+            reference = ReferenceRows(self._logits(outputs[0], start, stop), window[position + 1])
+            n = len(position)
+            tiles[0].append(TokenScores(position, reference.nll(), np.zeros(n), np.ones(n, bool)))
+            for tile, found in zip(tiles[1:], outputs[1:], strict=True):
+                tile.append(TokenScores(position, *reference.compare(self._logits(found, start, stop))))
+        return [TokenScores.joined(tile) for tile in tiles]
+
+    def _logits(self, outputs: mx.array, start: int, stop: int) -> Logits:
+        return np.asarray(self.loaded.logits(outputs[:, start:stop])[0].astype(mx.float32))
+
+    def _tile_rows(self, outputs: mx.array) -> int:
+        n_vocabulary = self.loaded.config.vocab_size or outputs.shape[-1]
+        return max(1, self.plan.tile_bytes // (4 * n_vocabulary))

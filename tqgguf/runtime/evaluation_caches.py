@@ -1,0 +1,117 @@
+"""The caches that an evaluation compares: how each is made for a model, and what it stores per value.
+
+A `Candidate` is one row of the table. Ours are made by `make_prompt_cache`, as `run` makes them; mlx-lm's quantised
+cache is mlx-lm's. How they are stepped and scored is `evaluation`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
+
+from tqgguf.formats.bits_per_value import StoredBits, bits_of_groups, bits_per_value
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.kv_size import LayerShape
+from tqgguf.runtime.cache_pairs import MLX_BITS, CachePair
+from tqgguf.runtime.hook import Usage
+from tqgguf.runtime.kv_cache import check_cache_types, default_prefix, make_prompt_cache
+
+MLX_GROUP = 64  # values that share a scale and a bias in mlx-lm's cache, by its default
+MLX_GROUP_BYTES = 4  # f16 scale and bias
+
+REFERENCE = "f16"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One cache to be evaluated. `make(model, usage)` gives a fresh one; reads from blocks are counted in `usage`."""
+
+    label: str
+    type_k: str
+    type_v: str
+    bits: StoredBits
+    make: Callable[[Any, Usage], list[Any]]
+    simulated: bool = False
+    """Imitated on the float path: its values are what the cache would give, its bytes and speed are not."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """How our caches are made. None: as `make_prompt_cache` does by default."""
+
+    n_prefix: int | None = None
+
+
+def reference(layers: Sequence[LayerShape], n_ctx: int) -> Candidate:
+    """The f16 cache that all others are measured against."""
+    return _ours(CachePair(REFERENCE, REFERENCE), layers, n_ctx, CacheOptions())
+
+
+def candidate(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
+    """The row of a pair of cache types, with the bits of `n_ctx` tokens. RequestError: heads it cannot hold."""
+    if pair.type_k in MLX_BITS:
+        return _mlx(pair, layers)
+    return _ours(pair, layers, n_ctx, options)
+
+
+def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
+    """None, or why a model's heads cannot be held."""
+    try:
+        if pair.type_k in MLX_BITS:
+            _check_groups(pair, layers)
+        else:
+            check_cache_types(layers, pair.type_k, pair.type_v)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
+    check_cache_types(layers, pair.type_k, pair.type_v)
+    n_prefix = default_prefix(pair.type_k, pair.type_v) if options.n_prefix is None else options.n_prefix
+
+    def make(model: Any, usage: Usage) -> list[Any]:
+        return make_prompt_cache(model, pair.type_k, pair.type_v, n_prefix=n_prefix, usage=usage)
+
+    bits = bits_per_value(layers, pair.type_k, pair.type_v, n_ctx, n_prefix)
+    return Candidate(pair.label, pair.type_k, pair.type_v, bits, make)
+
+
+class _HalfQuantizedKVCache(QuantizedKVCache):
+    """mlx-lm's cache as a half-precision model fills it: scales and biases are f16 whatever the activations are."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        return super().update_and_fetch(keys.astype(mx.float16), values.astype(mx.float16))
+
+
+def _mlx(pair: CachePair, layers: Sequence[LayerShape]) -> Candidate:
+    _check_groups(pair, layers)
+    bits = MLX_BITS[pair.type_k]
+
+    def make(model: Any, usage: Usage) -> list[Any]:
+        ours = make_prompt_cache(model, REFERENCE, REFERENCE, usage=usage)
+        return [
+            _HalfQuantizedKVCache(MLX_GROUP, bits) if type(plain) is KVCache else cache
+            for plain, cache in zip(mlx_prompt_cache(model), ours, strict=True)
+        ]
+
+    has_windows = any(layer.window is not None for layer in layers)
+    note = "window layers stay f16: mlx-lm cannot quantise them" if has_windows else ""
+    stored = bits_of_groups(layers, bits, MLX_GROUP, MLX_GROUP_BYTES)
+    return Candidate(pair.label, pair.type_k, pair.type_v, stored, make, note=note)
+
+
+def _check_groups(pair: CachePair, layers: Sequence[LayerShape]) -> None:
+    for i, layer in enumerate(layers):
+        for side, head_dim in (("K", layer.head_dim_k), ("V", layer.head_dim_v)):
+            if layer.window is None and head_dim % MLX_GROUP:
+                raise RequestError(
+                    f"layer {i}, {side}: cache type {pair.label} cannot hold head_dim {head_dim}: "
+                    f"it takes multiples of {MLX_GROUP}"
+                )
