@@ -22,6 +22,25 @@ def as_blocks(codec: Codec, rows: np.ndarray, n_prefix: int) -> np.ndarray:
     return decoded
 
 
+def as_balanced_blocks(codec: Codec, rows: np.ndarray, n_prefix: int, scale: np.ndarray | None) -> np.ndarray:
+    """As `as_blocks`, each whole page encoded as scale * (rows - its mean); scale float32 [n_kv_heads, head_dim]."""
+    own = as_float(codec, rows)
+    decoded = own.copy()
+    factor = np.ones_like(own[:, 0], np.float32) if scale is None else scale
+    for start in range(0, own.shape[1] - PAGE + 1, PAGE):
+        first = start + (n_prefix if start == 0 else 0)
+        kept = slice(first, start + PAGE)
+        mean = np.zeros_like(factor)
+        for token in range(first, start + PAGE):
+            mean = mean + own[:, token].astype(np.float32)
+        mean = (mean * np.float32(1 / max(1, start + PAGE - first))).astype(np.float16).astype(np.float32)
+        stored = np.zeros((len(own), PAGE, own.shape[2]), np.float32)
+        stored[:, first - start :] = (own[:, kept].astype(np.float32) - mean[:, None]) * factor[:, None]
+        values = codec.decode(codec.encode(stored)).astype(np.float64) / factor[:, None] + mean[:, None]
+        decoded[:, kept] = values[:, first - start :]
+    return decoded
+
+
 def as_float(codec: Codec, rows: np.ndarray) -> np.ndarray:
     """What the tail holds: f16 for block types, the type itself for float types."""
     if codec.is_float:
@@ -38,6 +57,7 @@ def attention(
     scale: float,
     window: int | None = None,
     sinks: np.ndarray | None = None,
+    own_from_blocks: bool = False,
 ) -> np.ndarray:
     """q [n_heads, tokens, head_dim] at positions 0 .. tokens - 1 against all keys; float64, shaped like q."""
     n_heads, n, _ = q.shape
@@ -45,7 +65,7 @@ def attention(
     sides = (k_blocks, k_float, v_blocks, v_float)
     k_blocks, k_float, v_blocks, v_float = (np.repeat(x, repeats, axis=0) for x in sides)
     row, key = np.arange(n)[:, None], np.arange(n)
-    from_blocks = key // PAGE < row // PAGE
+    from_blocks = (key // PAGE < row // PAGE) | (own_from_blocks & (key // PAGE < n // PAGE))
     q = q.astype(np.float64)
     scores = np.where(from_blocks, q @ k_blocks.swapaxes(1, 2), q @ k_float.swapaxes(1, 2)) * scale
     hidden = key > row

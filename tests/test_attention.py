@@ -76,8 +76,8 @@ def run_case(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attention through the cache, reference), both [n_heads, length, head_dim]."""
     window = WINDOW if mode == "window" else None
-    cache = BlockKVCache(type_k, type_v, window=window, reading=READINGS[reading](), n_prefix=n_prefix)
-    k, v, q, expected = reference(type_k, type_v, head_dim, gqa, length, window, cache.n_prefix)
+    cache = BlockKVCache(type_k, type_v, window=window, reading=READINGS[reading](), n_prefix=n_prefix, balance="off")
+    k, v, q, expected = reference(type_k, type_v, head_dim, gqa, length, window, cache.settings.n_prefix)
     scale, outputs, at = head_dim**-0.5, [], 0
     for n in steps_of(length, mode):
         mask = cache.make_mask(n)
@@ -132,14 +132,14 @@ def test_steps_that_span_many_pages_keep_the_own_page_rule(type_k: str, type_v: 
     # mlx-lm's own loop evaluates prompts in steps of 2,048
     rng = np.random.default_rng(5)
     k, v, q = (rng.standard_normal((1, n, 700, 64)).astype(np.float32) for n in (1, 1, 2))
-    cache = BlockKVCache(type_k, type_v, reading=READINGS[reading]())
+    cache = BlockKVCache(type_k, type_v, reading=READINGS[reading](), balance="off")
     keys, values = cache.update_and_fetch(mx.array(k), mx.array(v))
     out = hook.scaled_dot_product_attention(mx.array(q), keys, values, cache=cache, scale=0.125, mask="causal")
     codecs = resolve_codec(type_k, 64, "k"), resolve_codec(type_v, 64, "v")
     stored = [
         f(codec, x[0], *a)
         for codec, x in zip(codecs, (k, v), strict=True)
-        for f, a in ((as_blocks, (cache.n_prefix,)), (as_float, ()))
+        for f, a in ((as_blocks, (cache.settings.n_prefix,)), (as_float, ()))
     ]
     assert relative_error(np.array(out)[0], attention(q[0], *stored, 0.125)) <= LIMIT
 
@@ -149,7 +149,7 @@ def test_sink_logits_take_part_in_the_softmax_and_carry_no_value(reading: str) -
     rng = np.random.default_rng(6)
     k, v, q = (rng.standard_normal((1, n, 200, 64)).astype(np.float32) for n in (2, 2, 4))
     sinks = np.array([0.5, 3.0, -2.0, 1.0], np.float32)
-    cache = BlockKVCache("turbo4", "turbo4", reading=READINGS[reading]())
+    cache = BlockKVCache("turbo4", "turbo4", reading=READINGS[reading](), balance="off")
     keys, values = cache.update_and_fetch(mx.array(k), mx.array(v))
     out = hook.scaled_dot_product_attention(
         mx.array(q), keys, values, cache=cache, scale=0.125, mask="causal", sinks=mx.array(sinks)

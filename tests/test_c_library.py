@@ -21,7 +21,8 @@ from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime import hook
 from tqgguf.runtime.attention import attend
-from tqgguf.runtime.kv_cache import BlockKVCache, default_prefix
+from tqgguf.runtime.kv_cache import BlockKVCache
+from tqgguf.runtime.kv_settings import default_prefix
 from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.readings import NumpyReading, Reads
@@ -175,7 +176,7 @@ def decoding(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A prefill, then one small step: (output, reference), both [n_heads, n_rows, head_dim]."""
     k, v, q, expected = decoding_case(type_k, type_v, head_dim, n_kv_heads, gqa, length, n_rows, window, sinks)
-    cache = BlockKVCache(type_k, type_v, window=window, reading=c_reading(path))
+    cache = BlockKVCache(type_k, type_v, window=window, reading=c_reading(path), balance="off")
     before = length - n_rows
     for part in (slice(0, before), slice(before, length)):
         if part.stop > part.start:

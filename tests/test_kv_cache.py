@@ -42,8 +42,7 @@ def filled(n: int, type_k: str = "turbo4", type_v: str = "turbo3", step: int = 2
 
 def contents(cache: BlockKVCache) -> list[bytes]:
     """Every array of the cache's state, byte by byte."""
-    assert cache.sides is not None
-    arrays = [a for side in cache.sides for a in side.arrays() if a is not None]
+    arrays = [a for side in cache.state[-2:] for a in side if a is not None]
     return [bytes(memoryview(np.ascontiguousarray(a.view(mx.uint8) if a.dtype == mx.bfloat16 else a))) for a in arrays]
 
 
@@ -63,7 +62,12 @@ def test_a_restored_cache_continues_as_the_one_it_was_made_from(type_k: str, typ
 def test_an_empty_cache_has_a_state_too() -> None:
     restored = BlockKVCache.from_state(BlockKVCache("turbo4", "q8_0", layer=7, window=512).state)
     assert restored.empty() and restored.size() == 0
-    assert (restored.type_k, restored.type_v, restored.layer, restored.window) == ("turbo4", "q8_0", 7, 512)
+    assert (restored.settings.type_k, restored.settings.type_v, restored.layer, restored.window) == (
+        "turbo4",
+        "q8_0",
+        7,
+        512,
+    )
 
 
 @pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
@@ -82,7 +86,7 @@ def test_trimming_inside_the_tail_is_exact(type_k: str, type_v: str) -> None:
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 299, 300])
 @pytest.mark.parametrize("type_k", ["turbo4", "q4_0", "f16"])
 def test_trimming_into_an_encoded_page_turns_its_decoded_values_into_the_tail(type_k: str, length: int) -> None:
-    cache = filled(300, type_k, "turbo3")
+    cache = filled(300, type_k, "turbo3", balance="off")
     assert cache.trim(300 - length) == 300 - length
     assert cache.offset == length
     k, v = rows(300)
@@ -95,7 +99,7 @@ def test_trimming_into_an_encoded_page_turns_its_decoded_values_into_the_tail(ty
         exact = 256 if length > 256 else 0  # the tail of 300 tokens begins at 256 and is cut exactly
         expected = np.concatenate([decoded[:, : exact or length], given[:, exact or length : length]], axis=1)
         if not codec.is_float:
-            expected[:, : min(cache.n_prefix, length)] = given[:, : min(cache.n_prefix, length)]
+            expected[:, : min(cache.settings.n_prefix, length)] = given[:, : min(cache.settings.n_prefix, length)]
         expected = expected.astype(np.float16).astype(np.float32) if codec.is_float else expected
         # decoded values pass through the f16 tail: half a unit in the last place of float16
         np.testing.assert_allclose(np.array(fetched)[0, :, :length], expected, rtol=1e-3, atol=1e-3)
@@ -135,7 +139,7 @@ def test_a_window_frees_pages_and_keeps_what_the_next_query_sees(type_k: str, ty
 @pytest.mark.parametrize("n", [2047, 2048])
 def test_allocated_bytes_follow_the_designs_formula(type_k: str, type_v: str, n: int) -> None:
     cache = filled(n, type_k, type_v)
-    formula = kv_bytes([LayerShape(HEADS, DIM, DIM)], type_k, type_v, n, cache.n_prefix) - 4 * n
+    formula = kv_bytes([LayerShape(HEADS, DIM, DIM)], type_k, type_v, n, cache.settings.n_prefix) - 4 * n
     assert abs(cache.nbytes / formula - 1) <= 0.03
 
 
@@ -326,7 +330,8 @@ def test_trimming_by_what_is_no_whole_number_changes_nothing(n: Any) -> None:
 
 
 def changed(state: tuple[Any, ...], **entries: Any) -> tuple[Any, ...]:
-    names = ["type_k", "type_v", "layer", "window", "n_prefix", "offset", "first_page", "dim_k", "dim_v", "k", "v"]
+    names = ["type_k", "type_v", "balance", "layer", "window", "n_prefix", "rope_dims", "rope_traditional", "has_tail"]
+    names += ["offset", "first_page", "channel_scale", "dim_k", "dim_v", "k", "v"]
     return tuple(entries.get(name, value) for name, value in zip(names, state, strict=True))
 
 
@@ -338,7 +343,7 @@ BAD_STATES: dict[str, Any] = {
     "empty": (),
     "too short": GOOD[:3],
     "no arrays of V": GOOD[:-1],
-    "tokens without arrays": GOOD[:7],
+    "tokens without arrays": GOOD[:-4],
     "an unknown type": changed(GOOD, type_v="zzz"),
     "float types over blocks": changed(GOOD, type_k="f16", type_v="f16"),
     "another block type": changed(GOOD, type_v="q8_0"),
@@ -355,6 +360,12 @@ BAD_STATES: dict[str, Any] = {
     "no arrays but None": changed(GOOD, v=[None] * 4),
     "codes of one axis": changed(GOOD, k=[mx.zeros((3,)), *GOOD[-2][1:]]),
     "scales in f32": changed(GOOD, k=[GOOD[-2][0], GOOD[-2][1].astype(mx.float32), *GOOD[-2][2:]]),
+    "an unknown balance": changed(GOOD, balance="half"),
+    "no balance where there are means": changed(GOOD, balance="off"),
+    "a channel scale of one axis": changed(GOOD, channel_scale=mx.zeros((3,))),
+    "means of another shape": changed(GOOD, k=[*GOOD[-2][:4], mx.zeros((2, 1, DIM), mx.float16), *GOOD[-2][5:]]),
+    "no channel scale where there are pages": changed(GOOD, k=[*GOOD[-2][:5], None, None]),
+    "RoPE over more channels than a head has": changed(GOOD, rope_dims=2 * DIM),
     "arrays of numpy": changed(GOOD, k=[None if a is None else np.array(a) for a in GOOD[-2]]),
 }
 
@@ -367,7 +378,7 @@ def test_a_state_that_no_cache_can_have_given_is_refused_and_changes_nothing(nam
     before = contents(cache)
     with pytest.raises(TqggufError):
         cache.state = BAD_STATES[name]
-    assert (cache.type_k, cache.offset, contents(cache)) == ("q8_0", 140, before)
+    assert (cache.settings.type_k, cache.offset, contents(cache)) == ("q8_0", 140, before)
     assert feed(cache, *rows(1), 0, 1)[0].shape[2] == 141
 
 

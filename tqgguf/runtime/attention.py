@@ -34,15 +34,18 @@ def attend(
     window: int | None = None,
     sinks: mx.array | None = None,
     reads: Reads | None = None,
+    own_from_blocks: bool = False,
 ) -> mx.array:
     """Causal attention of `rows` queries at positions offset .. offset + rows - 1.
 
     q: [1, n_heads, rows, head_dim]; k and v hold every key up to the last query's own. window: a query sees that many
     keys, its own included. sinks: [n_heads] logits that take part in the softmax and carry no value. reads: counted
-    into.
+    into. own_from_blocks: queries read their own page as blocks too, where it has been encoded.
     Returns [1, n_heads, rows, head_dim of v] in q's dtype.
     """
-    answer = reading.answer(q, k, v, offset=offset, scale=scale, window=window, sinks=sinks, reads=reads)
+    answer = reading.answer(
+        q, k, v, offset=offset, scale=scale, window=window, sinks=sinks, reads=reads, own_from_blocks=own_from_blocks
+    )
     if answer is not None:
         return answer
     _, n_heads, n_rows, _ = q.shape
@@ -60,7 +63,8 @@ def attend(
         for a, b in pairwise(cuts(offset, end, step))
     ]
     if paged:
-        _attend_pages(groups, own, reading, k, v)
+        n_encoded = min(k.end_page, v.end_page) if own_from_blocks else 0
+        _attend_pages(groups, own, reading, k, v, n_encoded)
     else:
         _attend_rows(groups, own, end)
     if reads is not None:
@@ -78,29 +82,35 @@ def _coded_query(reading: Reading, k: SideView, queries: Any) -> Any:
     return reading.rotate(k, queries)
 
 
-def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideView, v: SideView) -> None:
-    """Own pages first (each query sees itself, so every maximum is finite from there on), then blocks, then prefix."""
-    for group in groups:
-        lo = group.first // PAGE * PAGE
-        group.see(*own.read(lo, group.end), lo, coded=False)
+def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideView, v: SideView, n_encoded: int) -> None:
+    """Own pages first, then earlier blocks, then the exact prefix. Own pages before n_encoded are read as blocks."""
     n_prefix = prefix_length(k, v)
-    first, last = groups[0].first // PAGE, groups[-1].first // PAGE
-    start = max(k.first_page, v.first_page)
-    # Pages that were full before this step in tiles, those that it filled one by one: later rows see them as blocks.
-    edges = [*range(start, first, TILE_PAGES), *range(first, last + 1)]
-    for lo, hi in pairwise(edges):
-        seen_by = [group for group in groups if hi * PAGE <= group.first and group.sees(hi * PAGE)]
+
+    def see_blocks(lo: int, hi: int, seen_by: list[_Group]) -> None:
         skip = n_prefix if lo == 0 else 0
         if not seen_by or skip == (hi - lo) * PAGE:  # an exact prefix of a whole page leaves nothing of page 0 to read
-            continue
+            return
         keys, values = (own.coded(side, lo, hi)[:, skip:] for side in (k, v))
         for group in seen_by:
             group.see(
                 keys, values, lo * PAGE + skip, coded=True, offsets=_page_offsets(reading, k, group, lo, hi, skip)
             )
+
+    for group in groups:
+        page = group.first // PAGE
+        if page < n_encoded:
+            see_blocks(page, page + 1, [group])
+        else:
+            group.see(*own.read(page * PAGE, group.end), page * PAGE, coded=False)
+    first, last = groups[0].first // PAGE, groups[-1].first // PAGE
+    start = max(k.first_page, v.first_page)
+    # Pages that were full before this step in tiles, those that it filled one by one: later rows see them as blocks.
+    edges = [*range(start, first, TILE_PAGES), *range(first, last + 1)]
+    for lo, hi in pairwise(edges):
+        see_blocks(lo, hi, [group for group in groups if hi * PAGE <= group.first and group.sees(hi * PAGE)])
     if n_prefix:
         for group in groups:
-            if group.first >= PAGE and group.sees(n_prefix):
+            if (group.first >= PAGE or n_encoded) and group.sees(n_prefix):
                 group.see(*own.read_prefix(n_prefix), 0, coded=False)
 
 

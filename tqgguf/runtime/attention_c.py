@@ -75,6 +75,7 @@ class CReading(NumpyReading):
         window: int | None,
         sinks: mx.array | None,
         reads: Reads | None,
+        own_from_blocks: bool,
     ) -> mx.array | None:
         """`attention.attend`, or None for a step that C does not take."""
         n_rows = q.shape[2]
@@ -82,11 +83,12 @@ class CReading(NumpyReading):
         if n_rows > most or q.dtype not in _QUERY_KINDS or not (is_supported(k.codec) and is_supported(v.codec)):
             return None
         step = _Step(q, k, v, scale, window, sinks)
-        pages = list(pairwise(cuts(offset, offset + n_rows)))
-        parts = [step.attend(self.library, lo - offset, lo, hi - lo) for lo, hi in pages]
+        n_encoded = min(k.end_page, v.end_page) * PAGE if own_from_blocks else 0
+        pages = [(lo, hi, lo < n_encoded) for lo, hi in pairwise(cuts(offset, offset + n_rows))]
+        parts = [step.attend(self.library, lo - offset, lo, hi - lo, own) for lo, hi, own in pages]
         if reads is not None:
-            for lo, hi in pages:
-                _count(reads, lo, hi, k, v, window, step.n_prefix)
+            for lo, hi, own in pages:
+                _count(reads, lo, hi, k, v, window, step.n_prefix, own)
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         answer = mx.array(out[None])
         return answer if answer.dtype == q.dtype else answer.astype(q.dtype)
@@ -170,12 +172,14 @@ class _Step:
         if self.n_prefix:
             self.struct.k_prefix, self.struct.v_prefix = (side.exact_prefix() for side in self.sides)
 
-    def attend(self, library: Library, first: int, offset: int, n_rows: int) -> NDArray[np.float32]:
+    def attend(
+        self, library: Library, first: int, offset: int, n_rows: int, own_from_blocks: bool
+    ) -> NDArray[np.float32]:
         """The rows from `first` on, at positions from `offset` on in one page: float32 [n_heads, n_rows, head_dim]."""
         struct = self.struct
         out = np.empty((self.n_heads, n_rows, self.sides[1].view.codec.head_dim), np.float32)
         struct.query = address(self.query) + first * self.query.strides[1]
-        struct.out, struct.n_rows, struct.offset = address(out), n_rows, offset
+        struct.out, struct.n_rows, struct.offset, struct.own_coded = address(out), n_rows, offset, own_from_blocks
         struct.k_own, struct.v_own = (side.own(offset // PAGE) for side in self.sides)
         library.attend(struct)
         return out
@@ -187,19 +191,21 @@ def _with_plain_last_axis(array: mx.array) -> NDArray[Any]:
     return values if values.strides[-1] == values.itemsize else np.ascontiguousarray(values)
 
 
-def _count(reads: Reads, lo: int, hi: int, k: SideView, v: SideView, window: int | None, n_prefix: int) -> None:
+def _count(
+    reads: Reads, lo: int, hi: int, k: SideView, v: SideView, window: int | None, n_prefix: int, own_from_blocks: bool
+) -> None:
     """Count what the queries at positions lo .. hi - 1, all in one page, have read; as `attention.attend` does."""
     all_float = k.codec.is_float and v.codec.is_float
-    own_page = 0 if all_float else lo // PAGE * PAGE
-    prefix = n_prefix if own_page else 0
+    coded_end = 0 if all_float else hi if own_from_blocks else lo // PAGE * PAGE
+    prefix = n_prefix if coded_end else 0
     seen = in_float = 0
-    if window is None or hi <= window:  # every row sees from position 0 on
+    if not own_from_blocks and (window is None or hi <= window):  # every row sees from position 0 on
         seen = (lo + 1 + hi) * (hi - lo) // 2
-        in_float = seen - (own_page - prefix) * (hi - lo)
+        in_float = seen - (coded_end - prefix) * (hi - lo)
     else:
         for row in range(lo, hi):
-            first = max(0, row - window + 1)
+            first = 0 if window is None else max(0, row - window + 1)
             seen += row + 1 - first
-            in_float += row + 1 - max(first, own_page) + max(0, prefix - first)
+            in_float += max(0, row + 1 - max(first, coded_end)) + max(0, min(prefix, row + 1) - first)
     reads.count(in_float, False, False)
     reads.count(seen - in_float, not k.codec.is_float, not v.codec.is_float)

@@ -18,9 +18,6 @@ from tqgguf.formats.codebooks import codebook
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.rotation import Rotation
 
-PageEncoder = Callable[[Codec, mx.array], tuple[mx.array, mx.array]]
-"""(codec, f16 rows [n_kv_heads, tokens, head_dim]) -> codes uint8, scales f16, both [n_kv_heads, tokens, ...]."""
-
 F16_MAX = 65504.0  # largest finite float16
 TINY_NORM = 1e-10  # at or below it a vector is taken for zero: the turbo blocks' encoding rule
 

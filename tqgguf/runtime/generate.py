@@ -20,7 +20,8 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import kv_bytes
 from tqgguf.runtime.hook import Usage
-from tqgguf.runtime.kv_cache import BlockKVCache, default_prefix, make_prompt_cache
+from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.kv_settings import default_prefix
 from tqgguf.runtime.load import LoadedModel
 from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.sampling import Sampler

@@ -17,7 +17,8 @@ from mlx_lm.models import base
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import attend
-from tqgguf.runtime.kv_sides import SideView
+from tqgguf.runtime.kv_balance import ChannelScale
+from tqgguf.runtime.kv_sides import SideView, Waiting
 from tqgguf.runtime.readings import Reading, Reads
 
 _MODELS = "mlx_lm.models"
@@ -49,6 +50,11 @@ class Step:
     window: int | None
     reading: Reading
     usage: Usage
+    own_from_blocks: bool = False
+    scale: ChannelScale | None = None
+    """Counts the queries, while it is open."""
+    waiting: Waiting | None = None
+    """Has what is read of K, instead of `k`, where pages were not encoded before the queries are known."""
 
     def open(self) -> None:
         """Count the step as a fallback until somebody attends from it."""
@@ -61,9 +67,11 @@ class Step:
         """Attention of q [1, n_heads, rows, head_dim] from the blocks."""
         self.usage.unattended.discard(self.layer)
         self.usage.by_fallback -= self._n_reads
+        if self.scale is not None:
+            self.scale.observe(q[0], self.offset, self.k.rows.shape[0])
         return attend(
             q,
-            self.k,
+            self.k if self.waiting is None else self.waiting.view(),
             self.v,
             offset=self.offset,
             scale=scale,
@@ -71,6 +79,7 @@ class Step:
             window=window if self.window is None else self.window,
             sinks=sinks,
             reads=self.usage.reads,
+            own_from_blocks=self.own_from_blocks,
         )
 
     def refusal(self, reason: str) -> RequestError:

@@ -7,7 +7,7 @@ in f16 is decided in `attention`; how sides store it in `kv_sides`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,47 +15,26 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache, _BaseCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import Codec, Side, resolve_codec
+from tqgguf.formats.balance import NOT_ROTATED, RopeLayout
+from tqgguf.formats.codec import Side
 from tqgguf.formats.errors import EncodeError, FormatError, RequestError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.runtime import block_ops, hook
+from tqgguf.runtime import hook
 from tqgguf.runtime.backends import default_reading
+from tqgguf.runtime.kv_balance import ChannelScale
+from tqgguf.runtime.kv_settings import N_SCALARS, LayerSettings, check_types, is_whole, layer_codec
 from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView
+from tqgguf.runtime.planes import Plane
 from tqgguf.runtime.readings import Reading
-
-TURBO_PREFIX = 4  # tokens kept in f16 at the start: measured to halve the damage of 3-bit keys
-
-
-def default_prefix(type_k: str, type_v: str) -> int:
-    """Length of the exact prefix: 4 where a turbo type is used, else 0."""
-    return TURBO_PREFIX if any(BLOCK_TYPES[t].family == "turbo" for t in (type_k, type_v) if t in BLOCK_TYPES) else 0
-
-
-def _check_types(type_k: str, type_v: str) -> None:
-    """RequestError, naming the types and the nearest, for an unknown one."""
-    for side, cache_type in (("k", type_k), ("v", type_v)):
-        if not isinstance(cache_type, str) or cache_type not in BLOCK_TYPES:
-            resolve_codec(cache_type if isinstance(cache_type, str) else repr(cache_type), PAGE, side)
-
-
-def layer_codec(cache_type: str, head_dim: int, side: Side, layer: int) -> Codec:
-    """The codec of one side of a layer. RequestError names layer and side where the type cannot hold the head size."""
-    try:
-        return resolve_codec(cache_type, head_dim, side)
-    except RequestError as error:
-        raise RequestError(f"layer {layer}, {side.upper()}: {error}") from None
-
-
-def check_cache_types(layers: Sequence[LayerShape], type_k: str, type_v: str) -> None:
-    """Refuse types that some layer's heads cannot have, before anything is loaded."""
-    for i, layer in enumerate(layers):
-        layer_codec(type_k, layer.head_dim_k, "k", i)
-        layer_codec(type_v, layer.head_dim_v, "v", i)
+from tqgguf.runtime.rope_layout import rope_layouts
 
 
 class BlockKVCache(_BaseCache):
-    """The K and V of one layer in block types. See `make_prompt_cache`."""
+    """The K and V of one layer in block types. See `make_prompt_cache`.
+
+    channel_scale: f32 [n_kv_heads, head_dim] from a calibration, for K balanced in full. rope: the channels that RoPE
+    turns together. tail: if False, queries read their own page as blocks too, wherever the step that brings it fills
+    it; every step but the last must then bring whole pages. Fidelity is judged so.
+    """
 
     def __init__(
         self,
@@ -65,25 +44,42 @@ class BlockKVCache(_BaseCache):
         layer: int = 0,
         window: int | None = None,
         n_prefix: int | None = None,
+        balance: str | None = None,
+        rope: RopeLayout = NOT_ROTATED,
+        channel_scale: mx.array | None = None,
+        tail: bool = True,
         usage: hook.Usage | None = None,
         reading: Reading | None = None,
     ) -> None:
-        _check_types(type_k, type_v)
-        self.type_k, self.type_v = type_k, type_v
-        self.layer, self.window = layer, window
-        if n_prefix is not None and not (_is_whole(n_prefix) and 0 <= n_prefix <= PAGE):
-            raise RequestError(f"exact prefix: expected 0 to {PAGE} tokens, found {n_prefix!r}")
-        self.n_prefix = default_prefix(type_k, type_v) if n_prefix is None else int(n_prefix)
-        self.usage = usage or hook.Usage()
-        self.reading = reading or default_reading()
+        settings = LayerSettings.resolve(
+            type_k, type_v, balance=balance, layer=layer, window=window, n_prefix=n_prefix, rope=rope, has_tail=tail
+        )
+        self._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
+
+    def _start(
+        self, settings: LayerSettings, channel_scale: mx.array | None, usage: hook.Usage, reading: Reading
+    ) -> None:
+        self.settings, self.layer, self.window = settings, settings.layer, settings.window
+        self.channel_scale, self.usage, self.reading = channel_scale, usage, reading
         self.offset = 0
         self.sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
 
     def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
-        codec = layer_codec(self.type_k if side == "k" else self.type_v, head_dim, side, self.layer)
+        settings = self.settings
+        codec = layer_codec(settings.type_k if side == "k" else settings.type_v, head_dim, side, self.layer)
         if codec.is_float:
             return FloatSide(codec)
-        return BlockSide(codec, self.n_prefix, self.reading.encode)
+        made = BlockSide(codec, settings.n_prefix, self.reading)
+        if side == "k" and settings.balance != "off":
+            made.means = Plane()
+            if settings.balance == "full":
+                if settings.rope.dims > head_dim:
+                    raise RequestError(
+                        f"layer {self.layer}, K: expected RoPE over at most the {head_dim} channels of a head, "
+                        f"found {settings.rope.dims}"
+                    )
+                made.scale = ChannelScale(settings.rope, self.channel_scale)
+        return made
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns `LazyKV` arrays of everything held.
@@ -92,6 +88,7 @@ class BlockKVCache(_BaseCache):
         strict; EncodeError: a full page holds NaN. A cache that raised is as it was.
         """
         self._check_rows(keys, values)
+        self._settle()
         if self.sides is None:
             sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
         else:
@@ -107,6 +104,9 @@ class BlockKVCache(_BaseCache):
             window=self.window,
             reading=self.reading,
             usage=self.usage,
+            own_from_blocks=not self.settings.has_tail,
+            scale=_open_scale(sides[0]),
+            waiting=sides[0].waiting if isinstance(sides[0], BlockSide) else None,
         )
         step.open()
         self.sides = sides
@@ -118,6 +118,11 @@ class BlockKVCache(_BaseCache):
             lazy.step = step
             fetched.append(lazy)
         return fetched[0], fetched[1]
+
+    def _settle(self) -> None:
+        """Encode what waits for queries with those that there were: none will come any more."""
+        if self.sides is not None and isinstance(self.sides[0], BlockSide) and self.sides[0].waiting is not None:
+            self.sides[0].waiting.view()
 
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
         held = self.sides or (None, None)
@@ -136,6 +141,17 @@ class BlockKVCache(_BaseCache):
         if keys.shape[:3] != values.shape[:3]:
             found = f"{keys.shape} and {values.shape}"
             raise RequestError(f"layer {self.layer}: expected K and V of as many heads and tokens, found {found}")
+        if not self.settings.has_tail and self.offset % PAGE:
+            raise RequestError(
+                f"layer {self.layer}: a cache without a tail takes whole pages until its last step, "
+                f"it holds {self.offset} tokens"
+            )
+        scale, expected = self.channel_scale, (keys.shape[1], keys.shape[3])
+        if scale is not None and scale.shape != expected:
+            raise RequestError(
+                f"layer {self.layer}: expected a channel scale {expected} for these keys, found {scale.shape}; "
+                "is the calibration another model's?"
+            )
 
     def _append(self, name: str, side: BlockSide | FloatSide, rows: mx.array) -> SideView:
         try:
@@ -187,6 +203,7 @@ class BlockKVCache(_BaseCache):
         n = operator.index(n)
         if n < 0:
             raise ValueError(f"trim: expected a number of tokens >= 0, found {n}")
+        self._settle()
         n = min(n, self.offset)
         length = self.offset - n
         if n and self.sides is not None:
@@ -211,15 +228,8 @@ class BlockKVCache(_BaseCache):
     @property
     def state(self) -> tuple[Any, ...]:
         """Everything `from_state` needs: settings as scalars, and both sides' arrays (None where there are none)."""
-        settings = (
-            self.type_k,
-            self.type_v,
-            self.layer,
-            self.window or 0,
-            self.n_prefix,
-            self.offset,
-            self.start // PAGE,
-        )
+        self._settle()
+        settings = (*self.settings.scalars(), self.offset, self.start // PAGE, self.channel_scale)
         if self.sides is None:
             return settings
         dims = tuple(side.codec.head_dim for side in self.sides)
@@ -228,17 +238,10 @@ class BlockKVCache(_BaseCache):
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         """FormatError or RequestError for anything that `state` cannot have given; the cache is then as it was."""
-        settings, rest = _split_state(state)
-        type_k, type_v, layer, window, n_prefix, offset, first_page = settings
-        fresh = BlockKVCache(
-            type_k,
-            type_v,
-            layer=layer,
-            window=window or None,
-            n_prefix=n_prefix,
-            usage=getattr(self, "usage", None),
-            reading=getattr(self, "reading", None),
-        )
+        settings, (offset, first_page, channel_scale), rest = _split_state(state)
+        fresh = BlockKVCache.__new__(BlockKVCache)
+        usage, reading = getattr(self, "usage", None), getattr(self, "reading", None)
+        fresh._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
         fresh.offset = offset
         if rest:
             dim_k, dim_v, *arrays = rest
@@ -255,22 +258,30 @@ class BlockKVCache(_BaseCache):
         return type(self).from_state, (self.state,), {"usage": self.usage}
 
 
-def _is_whole(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+_EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 7  # entries of a state: a full one has head sizes and arrays
 
 
-def _split_state(state: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """A state's seven settings and its head sizes and arrays (none if it is empty); FormatError if it has others."""
-    if not isinstance(state, (list, tuple)) or len(state) not in (7, 11):
+def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any]]:
+    """A state's settings; offset, first page and given channel scale; head sizes and arrays (none if it is empty)."""
+    if not isinstance(state, (list, tuple)) or len(state) not in (_EMPTY, _FULL):
         found = f"{type(state).__name__} of {len(state)}" if hasattr(state, "__len__") else type(state).__name__
-        raise FormatError(f"cache state: expected a tuple of 7 or 11 entries, found {found}")
-    numbers = state[2:9]
-    if not all(_is_whole(n) and n >= 0 for n in numbers):
-        raise FormatError(f"cache state: expected numbers >= 0 after the types, found {numbers!r}")
-    offset, first_page = state[5:7]
-    if first_page * PAGE > offset or (offset and len(state) == 7):
+        raise FormatError(f"cache state: expected a tuple of {_EMPTY} or {_FULL} entries, found {found}")
+    settings = LayerSettings.from_scalars(state[:N_SCALARS])
+    (offset, first_page, scale), rest = state[N_SCALARS:_EMPTY], state[_EMPTY:]
+    numbers = (offset, first_page, *rest[:2])
+    if not all(is_whole(n) and n >= 0 for n in numbers):
+        raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {numbers!r}")
+    if first_page * PAGE > offset or (offset and not rest):
         raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
-    return state[:7], state[7:]
+    if scale is not None and not (isinstance(scale, mx.array) and scale.ndim == 2 and scale.dtype == mx.float32):
+        raise FormatError("cache state: expected a channel scale float32 [n_kv_heads, head_dim] or none")
+    return settings, (offset, first_page, scale), rest
+
+
+def _open_scale(side: BlockSide | FloatSide) -> ChannelScale | None:
+    """A side's channel scale while queries are still to decide it."""
+    scale = side.scale if isinstance(side, BlockSide) else None
+    return scale if scale is not None and scale.is_open else None
 
 
 def dequantise(view: SideView, offset: int) -> mx.array:
@@ -279,12 +290,10 @@ def dequantise(view: SideView, offset: int) -> mx.array:
     Models that compute attention by themselves read this; rows of a step that spans pages then see the step's earlier
     pages in f16 too, where attention from blocks would see them as blocks.
     """
-    if view.codes is None or view.scales is None:
+    end_page = offset // PAGE
+    if view.codes is None or end_page <= view.pages_start:
         return view.rows
-    n_pages = offset // PAGE - view.pages_start
-    if n_pages <= 0:
-        return view.rows
-    blocks = block_ops.decode_pages(view.codec, view.codes[:n_pages], view.scales[:n_pages])
+    blocks = view.decoded(view.pages_start, end_page)
     parts = [blocks, view.rows]
     if view.prefix is not None and view.pages_start == 0:
         parts = [view.prefix, blocks[:, view.prefix.shape[1] :], view.rows]
@@ -297,6 +306,9 @@ def make_prompt_cache(
     type_v: str = "turbo3",
     *,
     n_prefix: int | None = None,
+    balance: str | None = None,
+    channel_scales: Mapping[int, mx.array] | None = None,
+    tail: bool = True,
     strict: bool = False,
     usage: hook.Usage | None = None,
     reading: Reading | None = None,
@@ -305,12 +317,15 @@ def make_prompt_cache(
 
     Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
     (recurrent layers) stay as the model makes them. n_prefix: tokens kept in f16 at the start (default 4 with a turbo
-    type, else 0). strict: attention that cannot read blocks is an error. usage: count into this instead. RequestError:
+    type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for turbo K, 'off' for others). channel_scales: of
+    a calibration, f32 [n_kv_heads, head_dim] by layer; layers without one take theirs from page 0. tail: see
+    `BlockKVCache`. strict: attention that cannot read blocks is an error. usage: count into this instead. RequestError:
     an unknown type, or, at the first token, a head size that a type cannot hold (naming the layer).
     """
-    _check_types(type_k, type_v)
+    check_types(type_k, type_v)
     hook.install()
     usage = usage or hook.Usage(strict=strict)
+    ropes = dict(enumerate(rope_layouts(model)))
     caches = []
     for layer, cache in enumerate(mlx_prompt_cache(model)):
         sliding = type(cache) is RotatingKVCache and cache.keep == 0
@@ -321,6 +336,10 @@ def make_prompt_cache(
                 layer=layer,
                 window=cache.max_size if sliding else None,
                 n_prefix=n_prefix,
+                balance=balance,
+                rope=ropes.get(layer, NOT_ROTATED),
+                channel_scale=(channel_scales or {}).get(layer),
+                tail=tail,
                 usage=usage,
                 reading=reading,
             )

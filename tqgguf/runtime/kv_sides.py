@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -17,10 +17,11 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime import block_ops
+from tqgguf.runtime.kv_balance import ChannelScale, balance_rows, unbalance_pages
+from tqgguf.runtime.planes import Plane
 
 PAGE = PAGE_TOKENS
 ROW_STEP = 32  # rows that float planes grow by at least
-GROWTH = 32  # planes grow by 1/32 of their size (at least one page), so that spare capacity stays within 3 %
 
 FLOAT_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
@@ -51,6 +52,20 @@ class SideView:
         """The first page held."""
         return self.rows_start // PAGE if self.codec.is_float else self.pages_start
 
+    @property
+    def end_page(self) -> int:
+        """The page after the last one that can be read as blocks, or is whole in a float type."""
+        if self.codec.is_float:
+            return (self.rows_start + self.rows.shape[1]) // PAGE
+        return self.pages_start + (0 if self.codes is None else self.codes.shape[0])
+
+    def decoded(self, first: int, last: int) -> mx.array:
+        """Rows f32 [n_kv_heads, tokens, head_dim] in original axes that pages first .. last - 1 decode to, lazily."""
+        lo, hi = first - self.pages_start, last - self.pages_start
+        assert self.codes is not None and self.scales is not None
+        rows = block_ops.decode_pages(self.codec, self.codes[lo:hi], self.scales[lo:hi])
+        return rows if self.page_means is None else unbalance_pages(rows, self.page_means[lo:hi], self.channel_scale)
+
 
 def prefix_length(k: SideView, v: SideView) -> int:
     """Tokens of the exact prefix that a side holds apart from its blocks; 0 where neither does."""
@@ -62,56 +77,49 @@ def cuts(start: int, end: int, step: int = PAGE) -> list[int]:
     return [start, *range((start // step + 1) * step, end, step), end]
 
 
-@dataclass
-class _Plane:
-    """A growing array whose first axis counts pages (or rows): spare capacity at the end, slices written in place."""
+class PageEncoder(Protocol):
+    """The part of a backend's reading that makes blocks of a page's rows [n_kv_heads, PAGE, head_dim]."""
 
-    array: mx.array | None = None
-    length: int = 0
-    step: int = 1
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """f16 or f32 rows to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
 
-    def append(self, new: mx.array) -> None:
-        end = self.length + new.shape[0]
-        capacity = 0 if self.array is None else self.array.shape[0]
-        if end > capacity:
-            extra = max(-(-(end - capacity) // self.step) * self.step, capacity // GROWTH)
-            spare = mx.zeros((extra, *new.shape[1:]), dtype=new.dtype)
-            self.array = spare if self.array is None else mx.concatenate([self.array, spare])
-        assert self.array is not None
-        self.array[self.length : end] = new
-        self.length = end
+    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
+        """f16 [n_kv_heads, head_dim]: the mean of f16 rows from n_skipped on."""
 
-    def read(self) -> mx.array | None:
-        return None if self.array is None else self.array[: self.length]
 
-    def truncate(self, length: int) -> None:
-        self.length = length
+class Waiting:
+    """Whole pages that are not encoded before the queries of page 0 are known, or nobody can bring them any more."""
 
-    def drop_front(self, count: int) -> None:
-        if count and self.array is not None:
-            self.array = self.array[count : self.length]
-            self.length -= count
+    def __init__(self, side: BlockSide, rows: mx.array) -> None:
+        self._side, self._rows = side, rows
+        self._view: SideView | None = None
 
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.array is None else self.array.nbytes
+    def view(self) -> SideView:
+        """What the step that brought the rows reads, its pages encoded."""
+        if self._view is None:
+            self._view = self._side.encode_waiting(self._rows)
+        return self._view
 
 
 @dataclass
 class BlockSide:
     """Whole pages as blocks, the last unfilled page and the exact prefix in f16.
 
-    encode(rows f16 [n_kv_heads, PAGE, head_dim]) -> (codes, scales) is the backend's page encoder.
+    With `means`, each page's mean is subtracted from it, and with `scale` what is left is multiplied, before encoding.
+    While the scale is open, full pages wait in f16 (`waiting`) for the queries of the step that filled page 0.
     """
 
     codec: Codec
     n_prefix: int
-    encode: block_ops.PageEncoder
+    encoder: PageEncoder
     first_page: int = 0
-    codes: _Plane = field(default_factory=_Plane)
-    scales: _Plane = field(default_factory=_Plane)
+    codes: Plane = field(default_factory=Plane)
+    scales: Plane = field(default_factory=Plane)
     prefix: mx.array | None = None
     tail: mx.array | None = None
+    means: Plane | None = None
+    scale: ChannelScale | None = None
+    waiting: Waiting | None = None
 
     @property
     def end_page(self) -> int:
@@ -119,18 +127,53 @@ class BlockSide:
         return self.first_page + self.codes.length
 
     def append(self, new: mx.array) -> SideView:
-        """Add rows [n_kv_heads, tokens, head_dim]; pages that become full are encoded. Returns what this step reads."""
+        """Add rows [n_kv_heads, tokens, head_dim]; pages that become full are encoded, or wait. None may be waiting.
+
+        Returns what this step reads.
+        """
         new = block_ops.to_f16(new)
         start = self.end_page * PAGE
         rows = new if self.tail is None else mx.concatenate([self.tail, new], axis=1)
-        held = rows.shape[1]
         if start == 0 and (0 if self.prefix is None else self.prefix.shape[1]) < self.n_prefix:
             self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
-        n_full = held // PAGE
-        for page in range(n_full):
-            self._append_page(rows[:, page * PAGE : (page + 1) * PAGE])
-        rest = held - n_full * PAGE
-        self.tail = rows[:, n_full * PAGE :] if rest else None
+        if self.scale is not None and self.scale.is_open and rows.shape[1] >= PAGE:
+            for page in _whole_pages(rows):
+                self.encoder.encode(self.codec, page)  # refuses values that are not finite now, before anything changes
+            self.tail, self.waiting = rows, Waiting(self, rows)
+            return self._view(rows, start)
+        self._encode_pages(rows)
+        return self._view(rows, start)
+
+    def encode_waiting(self, rows: mx.array) -> SideView:
+        """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""
+        assert self.scale is not None
+        page = rows[:, :PAGE]
+        self.scale.fix(page, self.encoder.page_mean(page, self.n_prefix), self.n_prefix)
+        self.waiting = None
+        self._encode_pages(rows)
+        return self._view(rows, 0)
+
+    def _encode_pages(self, rows: mx.array) -> None:
+        pages = _whole_pages(rows)
+        for page in pages:
+            self._encode_page(page)
+        rest = rows.shape[1] - len(pages) * PAGE
+        self.tail = rows[:, len(pages) * PAGE :] if rest else None
+
+    def _encode_page(self, rows: mx.array) -> None:
+        n_skipped = self.n_prefix if self.end_page == 0 else 0
+        if self.means is not None:
+            mean = self.encoder.page_mean(rows, n_skipped)
+            rows = balance_rows(rows, mean, None if self.scale is None else self.scale.value)
+            self.means.append(mean[None])
+        if n_skipped:
+            zeros = mx.zeros((rows.shape[0], n_skipped, rows.shape[2]), dtype=rows.dtype)
+            rows = mx.concatenate([zeros, rows[:, n_skipped:]], axis=1)
+        codes, scales = self.encoder.encode(self.codec, rows)
+        self.codes.append(codes[None])
+        self.scales.append(scales[None])
+
+    def _view(self, rows: mx.array, start: int) -> SideView:
         return SideView(
             codec=self.codec,
             rows=rows,
@@ -139,22 +182,21 @@ class BlockSide:
             scales=self.scales.read(),
             pages_start=self.first_page,
             prefix=self.prefix,
+            page_means=None if self.means is None else self.means.read(),
+            channel_scale=None if self.scale is None else self.scale.value,
         )
 
-    def _append_page(self, rows: mx.array) -> None:
-        if self.end_page == 0 and self.n_prefix:
-            zeros = mx.zeros((rows.shape[0], self.n_prefix, rows.shape[2]), dtype=rows.dtype)
-            rows = mx.concatenate([zeros, rows[:, self.n_prefix :]], axis=1)
-        codes, scales = self.encode(self.codec, rows)
-        self.codes.append(codes[None])
-        self.scales.append(scales[None])
+    @property
+    def planes(self) -> list[Plane]:
+        """The planes whose first axis counts pages."""
+        return [plane for plane in (self.codes, self.scales, self.means) if plane is not None]
 
     def release(self, first_page: int) -> None:
         """Free the pages before `first_page`, and with page 0 the exact prefix."""
         count = min(first_page - self.first_page, self.codes.length)
         if count > 0:
-            self.codes.drop_front(count)
-            self.scales.drop_front(count)
+            for plane in self.planes:
+                plane.drop_front(count)
             self.first_page += count
             self.prefix = None
 
@@ -167,32 +209,33 @@ class BlockSide:
             slot = page - self.first_page
             tail = None
             if rest:
-                tail = block_ops.decode_pages(self.codec, *self._page(slot)).astype(mx.float16)[:, :rest]
+                tail = self._view(mx.zeros((0,)), 0).decoded(page, page + 1).astype(mx.float16)[:, :rest]
                 if page == 0 and self.prefix is not None:
                     tail = mx.concatenate([self.prefix, tail[:, self.prefix.shape[1] :]], axis=1)[:, :rest]
-            self.codes.truncate(slot)
-            self.scales.truncate(slot)
+            for plane in self.planes:
+                plane.truncate(slot)
             self.tail = tail
         if self.first_page == 0 and length < self.n_prefix:
             self.prefix = self.prefix[:, :length] if self.prefix is not None and length else None
-
-    def _page(self, slot: int) -> tuple[mx.array, mx.array]:
-        assert self.codes.array is not None and self.scales.array is not None
-        return self.codes.array[slot : slot + 1], self.scales.array[slot : slot + 1]
+        if self.scale is not None:
+            self.scale.forget(length)
 
     @property
     def nbytes(self) -> int:
-        floats = sum(a.nbytes for a in (self.prefix, self.tail) if a is not None)
-        return self.codes.nbytes + self.scales.nbytes + floats
+        scale = None if self.scale is None else self.scale.value
+        return sum(x.nbytes for x in (*self.planes, self.prefix, self.tail, scale) if x is not None)
 
     def arrays(self) -> tuple[mx.array | None, ...]:
-        """What `restore` needs, without spare capacity."""
-        return self.codes.read(), self.scales.read(), self.prefix, self.tail
+        """What `restore` needs, without spare capacity; of a balanced side its means, and what its scale has, too."""
+        means = () if self.means is None else (self.means.read(),)
+        scale = () if self.scale is None else (self.scale.value, self.scale.query_squares)
+        return (self.codes.read(), self.scales.read(), self.prefix, self.tail, *means, *scale)
 
     def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
         """Take over what `arrays` gave of `offset` tokens. FormatError for anything else, before anything changes."""
         codec = self.codec
-        codes, scales, prefix, tail = _as_saved(saved, 4)
+        n_expected = 4 + (self.means is not None) + 2 * (self.scale is not None)
+        codes, scales, prefix, tail, *balance = _as_saved(saved, n_expected)
         n_heads = next((a.shape[axis] for a, axis in ((codes, 1), (tail, 0), (prefix, 0)) if a is not None), 0)
         pages = offset // PAGE - first_page
         n_prefix = min(self.n_prefix, offset) if first_page == 0 else 0
@@ -200,13 +243,27 @@ class BlockSide:
         _expect("scales", scales, (pages, n_heads, PAGE, codec.n_blocks * codec.n_scales), mx.float16)
         _expect("the exact prefix", prefix, (n_heads, n_prefix, codec.head_dim), mx.float16)
         _expect("the tail", tail, (n_heads, offset % PAGE, codec.head_dim), mx.float16)
+        if self.means is not None:
+            _expect("page means", balance[0], (pages, n_heads, codec.head_dim), mx.float16)
+        if self.scale is not None:
+            value, squares = balance[1:]
+            if value is not None or pages:
+                _expect("the channel scale", value, (n_heads, codec.head_dim), mx.float32)
+            elif squares is not None:
+                n_counted = squares.shape[1] if squares.ndim == 3 else 0
+                _expect("squares of queries", squares, (n_heads, min(n_counted, offset), codec.head_dim), mx.float32)
+            self.scale = replace(self.scale, value=value, query_squares=squares)
+        if self.means is not None:
+            self.means = Plane(balance[0], pages)
         self.first_page = first_page
-        self.codes, self.scales = _Plane(codes, pages), _Plane(scales, pages)
+        self.codes, self.scales = Plane(codes, pages), Plane(scales, pages)
         self.prefix, self.tail = prefix, tail
 
     def copy(self) -> BlockSide:
-        """The same contents; what is appended to the copy does not show in the original."""
-        return replace(self, codes=replace(self.codes), scales=replace(self.scales))
+        """The same contents; what is appended to the copy does not show in the original. Nothing may be waiting."""
+        means = None if self.means is None else replace(self.means)
+        scale = None if self.scale is None else replace(self.scale)
+        return replace(self, codes=replace(self.codes), scales=replace(self.scales), means=means, scale=scale)
 
     @property
     def n_heads(self) -> int | None:
@@ -223,7 +280,7 @@ class FloatSide:
 
     codec: Codec
     first_page: int = 0
-    plane: _Plane = field(default_factory=lambda: _Plane(step=ROW_STEP))
+    plane: Plane = field(default_factory=lambda: Plane(step=ROW_STEP))
 
     def append(self, new: mx.array) -> SideView:
         """Add rows [n_kv_heads, tokens, head_dim]. Returns what this step reads."""
@@ -258,7 +315,7 @@ class FloatSide:
         n_rows = offset - first_page * PAGE
         _expect("rows", rows, (n_rows, n_heads, self.codec.head_dim), FLOAT_DTYPES[self.codec.cache_type])
         self.first_page = first_page
-        self.plane = _Plane(rows, n_rows, ROW_STEP)
+        self.plane = Plane(rows, n_rows, ROW_STEP)
 
     def copy(self) -> FloatSide:
         """As `BlockSide.copy`."""
@@ -268,6 +325,11 @@ class FloatSide:
     def n_heads(self) -> int | None:
         """KV heads, None while there are no rows."""
         return None if self.plane.array is None else self.plane.array.shape[1]
+
+
+def _whole_pages(rows: mx.array) -> list[mx.array]:
+    """Rows [n_kv_heads, tokens, head_dim] that begin with a page, as the pages that they fill."""
+    return [rows[:, end - PAGE : end] for end in range(PAGE, rows.shape[1] + 1, PAGE)]
 
 
 def _as_saved(saved: Any, count: int) -> Sequence[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
+from tqgguf.runtime.kv_balance import page_mean_mlx, page_mean_numpy
 from tqgguf.runtime.kv_sides import SideView
 from tqgguf.runtime.products import product
 
@@ -41,7 +42,10 @@ class Reading(Protocol):
     xp: Any
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """Rows f16 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
+        """Rows f16 or f32 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, [n_kv_heads, tokens, ...]."""
+
+    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
+        """The mean f16 [n_kv_heads, head_dim] of rows f16 [n_kv_heads, tokens, head_dim] from n_skipped on."""
 
     def load(self, *arrays: mx.array) -> list[Any]:
         """float32 arrays of the backend."""
@@ -69,6 +73,7 @@ class Reading(Protocol):
         window: int | None,
         sinks: mx.array | None,
         reads: Reads | None,
+        own_from_blocks: bool,
     ) -> mx.array | None:
         """What `attend` returns for the same arguments, where the backend does the whole step by itself; else None."""
         return None
@@ -81,6 +86,9 @@ class NumpyReading(Reading):
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         return block_ops.encode_page_numpy(codec, rows)
+
+    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
+        return page_mean_numpy(rows, n_skipped)
 
     def load(self, *arrays: mx.array) -> list[Any]:
         mx.eval(arrays)
@@ -110,6 +118,9 @@ class MlxReading(Reading):
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         return block_ops.encode_page_mlx(codec, rows)
+
+    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
+        return page_mean_mlx(rows, n_skipped)
 
     def load(self, *arrays: mx.array) -> list[Any]:
         return [a.astype(mx.float32) for a in arrays]

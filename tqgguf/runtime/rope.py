@@ -24,13 +24,13 @@ class FactoredRoPE(nn.Module):
 
     def __init__(self, config: ModelConfig, traditional: bool, factors: NDArray[np.float32]) -> None:
         super().__init__()
-        self._dims, self._traditional, self._scale = config.rope_dim, traditional, 1.0 / config.rope_factor
+        self.dims, self.traditional, self._scale = config.rope_dim, traditional, 1.0 / config.rope_factor
         exponents = np.arange(0, config.rope_dim, 2, dtype=np.float64) / config.rope_dim
         self._freqs = mx.array((config.rope_theta**exponents * factors).astype(np.float32))
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         return mx.fast.rope(
-            x, self._dims, traditional=self._traditional, base=None, scale=self._scale, offset=offset, freqs=self._freqs
+            x, self.dims, traditional=self.traditional, base=None, scale=self._scale, offset=offset, freqs=self._freqs
         )
 
 
@@ -40,6 +40,7 @@ class RowRoPE(nn.Module):
     def __init__(self, rope: nn.RoPE) -> None:
         super().__init__()
         self._rope = rope
+        self.dims, self.traditional = rope.dims, rope.traditional
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         if x.shape[-2] != 1 or x.dtype != mx.float32 or not isinstance(offset, int):

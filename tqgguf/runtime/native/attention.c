@@ -3,7 +3,7 @@
  * back once.
  *
  * A unit is a KV head and either a run of pages (blocks, in the rotated domain) or the own page with the exact prefix
- * (in original axes). Runs depend on the step alone and are merged in order, so results are the same for any number of
+ * (in original axes; alone where the own page is a block too). Runs depend on the step alone and are merged in order, so results are the same for any number of
  * threads. Rows of codes are read in rows.c. */
 #include <math.h>
 #include <stdatomic.h>
@@ -191,8 +191,9 @@ static void see_own(const struct step *s, int64_t head, float *partial, struct s
 {
     const struct tq_attention *a = s->a;
     int64_t start = a->offset / TQ_PAGE * TQ_PAGE;
-    see(s, (struct tile){.k = &a->k_own, .v = &a->v_own, .position = start, .hi = TQ_PAGE}, head, partial, scratch);
-    if (start > 0 && a->first_page == 0 && a->n_prefix > 0)
+    if (!a->own_coded)
+        see(s, (struct tile){.k = &a->k_own, .v = &a->v_own, .position = start, .hi = TQ_PAGE}, head, partial, scratch);
+    if ((start > 0 || a->own_coded) && a->first_page == 0 && a->n_prefix > 0)
         see(s, (struct tile){.k = &a->k_prefix, .v = &a->v_prefix, .hi = (int)a->n_prefix}, head, partial, scratch);
 }
 
@@ -314,7 +315,7 @@ int tq_attend(const struct tq_attention *a)
 {
     struct step s = {.a = a, .path = tq_path(), .n_queries = (int)(a->group * a->n_rows),
                      .k_dim = a->k_codec->head_dim, .v_dim = a->v_codec->head_dim};
-    s.n_pages = (int)(a->offset / TQ_PAGE - a->first_page);
+    s.n_pages = (int)(a->offset / TQ_PAGE - a->first_page + (a->own_coded != 0));
     s.pages_per_run = pages_per_run(s.n_pages, s.n_queries);
     s.n_runs = (s.n_pages + s.pages_per_run - 1) / s.pages_per_run;
     s.n_units = s.n_runs + 1;

@@ -29,7 +29,7 @@ PATH_SWITCH = "TQGGUF_CPU"
 LIBRARY_SWITCH = "TQGGUF_LIBRARY"
 PATHS = ("portable", "avx2", "avx512", "neon")
 OFF = "off"
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 # enum tq_kind
 KINDS = {
@@ -86,7 +86,7 @@ class AttentionStep(Structure):
         *((name, c_int64) for name in ("query_kind", "query_head", "query_row")),
         *((name, c_void_p) for name in ("out", "sinks", "channel_scale", "page_means")),
         *((name, c_int64) for name in ("mean_page", "mean_head", "n_kv_heads", "group", "n_rows", "offset")),
-        *((name, c_int64) for name in ("first_page", "n_prefix", "window")),
+        *((name, c_int64) for name in ("first_page", "n_prefix", "window", "own_coded")),
         ("scale", c_double),
     ]
 

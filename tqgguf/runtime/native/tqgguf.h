@@ -11,7 +11,7 @@
 #define TQ_EXPORT __attribute__((visibility("default")))
 
 /* Raised whenever a struct or a function below changes: Python refuses a library of another version. */
-#define TQ_ABI_VERSION 2
+#define TQ_ABI_VERSION 3
 
 enum {
     TQ_PAGE = 128,         /* tokens of a page */
@@ -71,6 +71,7 @@ struct tq_attention {
     const uint16_t *page_means; /* f16 rows from first_page on, or NULL; distances in bytes */
     int64_t mean_page, mean_head;
     int64_t n_kv_heads, group, n_rows, offset, first_page, n_prefix, window; /* window 0: none */
+    int64_t own_coded; /* whether the own page lies among the pages and is read there, but for the exact prefix */
     double scale;
 };
 

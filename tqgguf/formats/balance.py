@@ -1,0 +1,107 @@
+"""Balance of K: what is subtracted from a page's keys, and what they are scaled by, before they are encoded.
+
+Stored is a * (k - mean). Both are undone exactly: the query is divided by `a`, and query . mean is added to the page's
+scores. Means follow the keys as RoPE turns them; `a` gives the channels that queries use most the smallest errors. This
+is arithmetic on arrays; which pages and queries it is fed with is decided by caches and by calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqgguf.formats.block_types import BLOCK_TYPES
+from tqgguf.formats.errors import RequestError
+
+BalanceMode = Literal["off", "page", "full"]
+"""off: keys as they are. page: minus the mean of their page. full: times the channel scale too."""
+
+BALANCE_MODES: tuple[BalanceMode, ...] = get_args(BalanceMode)
+
+FLOOR = 1e-4
+"""Added to both statistics, as a share of their mean over a head's channels, so that a channel which queries never use,
+or keys never vary in, gets a bounded scale. From the experiments on balance."""
+
+
+def resolve_balance(requested: str | None, type_k: str) -> BalanceMode:
+    """The mode of a cache whose K has this type: 'full' for turbo types unless another is requested, 'off' for others.
+
+    Float types have nothing to balance: 'off' whatever is requested. RequestError: an unknown mode.
+    """
+    mode = next((mode for mode in BALANCE_MODES if mode == requested), None)
+    if mode is None and requested is not None:
+        raise RequestError(f"balance of K: expected one of {', '.join(BALANCE_MODES)}, found {requested!r}")
+    family = BLOCK_TYPES[type_k].family
+    if family == "float":
+        return "off"
+    return mode or ("full" if family == "turbo" else "off")
+
+
+@dataclass(frozen=True)
+class RopeLayout:
+    """Which channels of a key RoPE turns together: of the first `dims`, neighbours (`traditional`) or halves."""
+
+    dims: int
+    traditional: bool = False
+
+    def pairs(self) -> NDArray[np.intp]:
+        """[2, dims / 2]: the two channels of each pair."""
+        channels = np.arange(self.dims)
+        return channels.reshape(-1, 2).T if self.traditional else channels.reshape(2, -1)
+
+    def tie(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """x [..., head_dim] with the mean of its pair in both channels; others, which do not rotate, as they are."""
+        tied, pairs = x.copy(), self.pairs()
+        tied[..., pairs] = x[..., pairs].mean(axis=-2, keepdims=True)
+        return tied
+
+
+NOT_ROTATED = RopeLayout(0)
+
+
+def page_mean(rows: NDArray[np.float16], n_skipped: int = 0) -> NDArray[np.float16]:
+    """The mean of a page's rows [n_kv_heads, tokens, head_dim] from row `n_skipped` on: f16 [n_kv_heads, head_dim].
+
+    A float32 sum in token order, times float32(1 / count). Zero where no row is left.
+    """
+    counted = np.ascontiguousarray(rows[:, n_skipped:], np.float32)
+    # numpy adds whole rows one after the other here, because the axis is not the innermost: no pairwise sums
+    with np.errstate(invalid="ignore"):  # values that are not finite are refused when the page is encoded
+        total = np.add.reduce(counted, axis=1)
+    return (total * np.float32(1 / max(counted.shape[1], 1))).astype(np.float16)
+
+
+def balance_rows(
+    rows: NDArray[np.float16], mean: NDArray[np.float16], scale: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """scale * (rows - mean), float32 [n_kv_heads, tokens, head_dim]; mean and scale are [n_kv_heads, head_dim]."""
+    centred = rows.astype(np.float32) - mean.astype(np.float32)[:, None]
+    return centred if scale is None else centred * scale[:, None]
+
+
+def unbalance_rows(
+    rows: NDArray[np.float32], mean: NDArray[np.float16], scale: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """What `balance_rows` was given, from what it gave (decoded): rows / scale + mean."""
+    centred = rows if scale is None else rows / scale[:, None]
+    return centred + mean.astype(np.float32)[:, None]
+
+
+def channel_scale(
+    query_squares: NDArray[np.floating], key_squares: NDArray[np.floating], layout: RopeLayout
+) -> NDArray[np.float32]:
+    """The scale `a` float32 [n_kv_heads, head_dim] that balances errors of keys against the use queries make of them.
+
+    query_squares: sums of squares of all queries of a KV head's group. key_squares: sums of squares of its keys after
+    their page's mean was subtracted. Only their ratios between channels count: a = (queries / keys) ** (1/4), one value
+    for each pair of `layout`, with a geometric mean of 1 in every head. 1 in heads where either is zero.
+    """
+    q, k = (layout.tie(np.asarray(x, np.float64)) for x in (query_squares, key_squares))
+    q_mean, k_mean = (x.mean(axis=-1, keepdims=True) for x in (q, k))
+    known = (q_mean > 0) & (k_mean > 0)
+    ratio = np.where(known, q + FLOOR * q_mean, 1.0) / np.where(known, k + FLOOR * k_mean, 1.0)
+    scale = ratio**0.25
+    return (scale / np.exp(np.log(scale).mean(axis=-1, keepdims=True))).astype(np.float32)
