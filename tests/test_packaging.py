@@ -36,6 +36,7 @@ def test_a_wheel_holds_all_modules_and_the_libraries_but_no_sources(tmp_path: Pa
     names = contents(wheel)
     assert wheel.name.split("-")[2:4] == ["py3", "none"] and "any" not in wheel.name
     assert of_the_package(".py") <= names and "tqgguf/py.typed" in names
+    assert of_the_package(".txt") | of_the_package(".md") <= names
     assert any(name.startswith("tqgguf/runtime/native/libtqgguf.") for name in names)
     assert not [name for name in names if name.endswith((".c", ".h", ".inc"))]
 
