@@ -13,7 +13,8 @@ import typer
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EVAL_FLAGS, EvalRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.cli.version import print_version
-from tqgguf.runtime.cache_pairs import MLX_BITS
+from tqgguf.formats.balance import BALANCE_MODES
+from tqgguf.runtime.cache_pairs import FORMS, MLX_BITS
 from tqgguf.runtime.missing_mlx import needs_mlx
 
 _DEFAULT = EvalRequest()
@@ -23,6 +24,7 @@ EXAMPLES = (
     "tqgguf eval -m model.gguf -f text.txt --cache-types q8_0,turbo4/turbo3,mlx-q4 --json",
 )
 
+_BALANCE = f"[{'|'.join(BALANCE_MODES)}]"
 _MODEL, _TEXT, _KV = "Model and evaluation", "Text", "KV caches"
 
 
@@ -92,11 +94,24 @@ def evaluate(
         str,
         option(
             _KV,
-            f"What to compare with f16: K/V, one name for both, or mlx-lm's own cache ({', '.join(MLX_BITS)}).",
+            "What to compare with f16: K/V or one name for both, another form of it after an @ "
+            f"({', '.join(FORMS)}), or mlx-lm's own cache ({', '.join(MLX_BITS)}).",
             "--cache-types",
             metavar="LIST",
         ),
     ] = _DEFAULT.cache_types,
+    no_tail: Annotated[
+        bool,
+        option(
+            _KV,
+            "Read every key outside the exact prefix from blocks; the f16 tail, as run has it, is a second row.",
+            "--no-tail",
+        ),
+    ] = False,
+    balance: Annotated[
+        str | None,
+        option(_KV, "Balance of K. Default: full with turbo types, else off.", "--kv-balance", metavar=_BALANCE),
+    ] = _DEFAULT.balance,
     exact_first: Annotated[
         int | None,
         option(

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tqgguf.cli import eval_table
@@ -19,8 +20,9 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import backends
+from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
-from tqgguf.runtime.evaluation_caches import CacheOptions, Candidate, can_hold, candidate, reference
+from tqgguf.runtime.evaluation_caches import PLAIN_OPTIONS, CacheOptions, Candidate, can_hold, candidate, reference
 from tqgguf.runtime.generate import round_chunk
 from tqgguf.runtime.load import embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context
@@ -103,18 +105,28 @@ def _chunk(request: EvalRequest) -> int:
 
 def _candidates(request: EvalRequest, layers: Sequence[LayerShape], n_ctx: int) -> list[Candidate]:
     """The f16 cache and what is compared with it. Of the default pairs, those that the model's heads cannot have go."""
-    prefix = 0 if request.like_llama and request.exact_first is None else request.exact_first
-    options = CacheOptions(n_prefix=prefix)
-    rows = [reference(layers, n_ctx)]
+    first = reference(layers, n_ctx)
+    rows = [first]
     for pair in request.pairs:
         reason = can_hold(pair, layers) if "--cache-types" not in request.given else None
         if reason is not None:
             say(f"{pair.label} is left out: {reason}")
-        elif (pair.type_k, pair.type_v) != (rows[0].type_k, rows[0].type_v):
-            rows.append(candidate(pair, layers, n_ctx, options))
+        elif pair.label != first.label:
+            rows += [candidate(pair, layers, n_ctx, options) for options in _options(request, pair)]
     if len(rows) == 1:
         raise RequestError("--cache-types: nothing is left to compare with f16")
     return rows
+
+
+def _options(request: EvalRequest, pair: CachePair) -> list[CacheOptions]:
+    """How the caches of a pair are made, a row for each: judged without a tail first, then as `run` has it."""
+    if request.like_llama:
+        options = PLAIN_OPTIONS
+        if request.exact_first is not None:
+            options = replace(options, n_prefix=request.exact_first)
+        return [replace(options, balance=request.balance or options.balance)]
+    as_run = CacheOptions(n_prefix=request.exact_first, balance=request.balance)
+    return [replace(as_run, tail=False), as_run] if request.no_tail and pair.has_blocks else [as_run]
 
 
 def _run(evaluation: Evaluation, plan: Plan) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.formats.balance import BALANCE_MODES
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
@@ -38,6 +39,8 @@ EVAL_FLAGS: tuple[Flag, ...] = (
     _own("--cache-types", "text"),
     _own("--chunks", "integer"),
     _own("--like-llama"),
+    _own("--no-tail"),
+    _own("--kv-balance", "|".join(BALANCE_MODES)),
     _own("--cache-exact-first --exact-prefix", "integer"),
     _own("--report", "text"),
     row(Fate.REFUSED, _PAIRS, "-ctk --cache-type-k", "text"),
@@ -69,6 +72,10 @@ class EvalRequest:
     threads: int = -1
     like_llama: bool = False
     """Score as llama-perplexity does, with plain caches."""
+    no_tail: bool = False
+    """Every key outside the exact prefix from blocks, and the f16 tail that `run` has as a second row."""
+    balance: str | None = None
+    """Balance of K. None: what the cache types ask for."""
     exact_first: int | None = None
     """First tokens whose K and V stay f16, 0 to 128. None: what the cache types ask for."""
     report: str | None = None

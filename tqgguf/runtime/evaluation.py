@@ -7,7 +7,7 @@ tiles of their rows. What is stepped is what `generate.Session` steps. Statistic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -83,6 +83,15 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Positions start <= p < stop of a window, and every candidate's outputs of the model's body there [1, n, ...]."""
+
+    start: int
+    stop: int
+    outputs: list[mx.array]
+
+
+@dataclass(frozen=True)
 class Result:
     """What was measured of one candidate. by_fallback: keys decoded for a model that attends by itself."""
 
@@ -132,44 +141,43 @@ class Evaluation:
                 progress(self._done, total)
 
         for window in self.plan.windows:
-            self._run_window(window, advance)
+            for chunk in self.chunks(window, advance):
+                rows = np.arange(max(chunk.start, self.plan.first_scored), min(chunk.stop, len(window) - 1))
+                scored = self._score(chunk, rows, window) if len(rows) else []
+                for parts, scores in zip(self._parts, scored, strict=False):
+                    parts.append(scores)
 
-    def _run_window(self, window: NDArray[np.int64], advance: Callable[[int], None]) -> None:
+    def chunks(self, window: NDArray[np.int64], advance: Callable[[int], None] | None = None) -> Iterator[Chunk]:
+        """Step fresh caches through a window int64 [n_ctx] on the grid. advance: called with tokens just evaluated."""
         caches = [c.make(self.loaded.model, usage) for c, usage in zip(self.candidates, self._usage, strict=True)]
-        edges = cuts(0, len(window), self.plan.chunk)
-        for start, stop in pairwise(edges):
-            rows = np.arange(max(start, self.plan.first_scored), min(stop, len(window) - 1))
+        for start, stop in pairwise(cuts(0, len(window), self.plan.chunk)):
             outputs = []
             for cache in caches:
                 found = self.loaded.outputs(mx.array(window[None, start:stop].astype(np.int32)), cache)
                 mx.eval(found, [layer.state for layer in cache])
                 outputs.append(found)
-                advance(stop - start)
-            scored = self._score(outputs, rows - start, rows, window) if len(rows) else []
-            for parts, scores in zip(self._parts, scored, strict=False):
-                parts.append(scores)
-            del outputs
+                if advance is not None:
+                    advance(stop - start)
+            yield Chunk(start, stop, outputs)
             mx.clear_cache()
 
-    def _score(
-        self, outputs: list[mx.array], rows: NDArray[np.int64], positions: NDArray[np.int64], window: NDArray[np.int64]
-    ) -> list[TokenScores]:
-        """The scores of the chunk's `rows`, of every candidate."""
-        step = self._tile_rows(outputs[0])
-        tiles: list[list[TokenScores]] = [[] for _ in outputs]
-        for at in range(0, len(rows), step):
-            start, stop = int(rows[at]), int(rows[min(at + step, len(rows)) - 1]) + 1
-            position = positions[at : at + step]
-            reference = ReferenceRows(self._logits(outputs[0], start, stop), window[position + 1])
-            n = len(position)
-            tiles[0].append(TokenScores(position, reference.nll(), np.zeros(n), np.ones(n, bool)))
-            for tile, found in zip(tiles[1:], outputs[1:], strict=True):
-                tile.append(TokenScores(position, *reference.compare(self._logits(found, start, stop))))
-        return [TokenScores.joined(tile) for tile in tiles]
+    def _score(self, chunk: Chunk, positions: NDArray[np.int64], window: NDArray[np.int64]) -> list[TokenScores]:
+        """The scores of every candidate at `positions`, which follow each other within the chunk."""
+        step = self._tile_rows(chunk)
+        scored: list[list[TokenScores]] = [[] for _ in chunk.outputs]
+        for at in range(0, len(positions), step):
+            tile = positions[at : at + step]
+            n = len(tile)
+            reference = ReferenceRows(self._logits(chunk, 0, tile), window[tile + 1])
+            scored[0].append(TokenScores(tile, reference.nll(), np.zeros(n), np.ones(n, bool)))
+            for index in range(1, len(chunk.outputs)):
+                scored[index].append(TokenScores(tile, *reference.compare(self._logits(chunk, index, tile))))
+        return [TokenScores.joined(parts) for parts in scored]
 
-    def _logits(self, outputs: mx.array, start: int, stop: int) -> Logits:
-        return np.asarray(self.loaded.logits(outputs[:, start:stop])[0].astype(mx.float32))
+    def _logits(self, chunk: Chunk, index: int, tile: NDArray[np.int64]) -> Logits:
+        rows = chunk.outputs[index][:, int(tile[0]) - chunk.start : int(tile[-1]) - chunk.start + 1]
+        return np.asarray(self.loaded.logits(rows)[0].astype(mx.float32))
 
-    def _tile_rows(self, outputs: mx.array) -> int:
-        n_vocabulary = self.loaded.config.vocab_size or outputs.shape[-1]
+    def _tile_rows(self, chunk: Chunk) -> int:
+        n_vocabulary = self.loaded.config.vocab_size or chunk.outputs[0].shape[-1]
         return max(1, self.plan.tile_bytes // (4 * n_vocabulary))

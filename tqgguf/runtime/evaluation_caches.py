@@ -6,25 +6,29 @@ cache is mlx-lm's. How they are stepped and scored is `evaluation`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
+from tqgguf.formats.balance import BalanceMode
 from tqgguf.formats.bits_per_value import StoredBits, bits_of_groups, bits_per_value
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
-from tqgguf.runtime.cache_pairs import MLX_BITS, CachePair
+from tqgguf.runtime.cache_pairs import MLX_BITS, PLAIN, CachePair
 from tqgguf.runtime.hook import Usage
-from tqgguf.runtime.kv_cache import check_cache_types, default_prefix, make_prompt_cache
+from tqgguf.runtime.kv_cache import make_prompt_cache
+from tqgguf.runtime.kv_settings import check_cache_types
 
 MLX_GROUP = 64  # values that share a scale and a bias in mlx-lm's cache, by its default
 MLX_GROUP_BYTES = 4  # f16 scale and bias
 
 REFERENCE = "f16"
+NO_TAIL = " no tail"  # in labels of caches without one
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class Candidate:
     type_v: str
     bits: StoredBits
     make: Callable[[Any, Usage], list[Any]]
+    tail: bool = True
+    """False: queries read their own page as blocks too, as if there were no f16 tail."""
+    balance: BalanceMode = "off"
+    n_prefix: int = 0
     simulated: bool = False
     """Imitated on the float path: its values are what the cache would give, its bytes and speed are not."""
     note: str = ""
@@ -43,9 +51,22 @@ class Candidate:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """How our caches are made. None: as `make_prompt_cache` does by default."""
+    """How our caches are made. None: as `make_prompt_cache` does by default. See there for each."""
 
     n_prefix: int | None = None
+    balance: str | None = None
+    channel_scales: Mapping[int, mx.array] | None = None
+    tail: bool = True
+
+    def of(self, pair: CachePair) -> CacheOptions:
+        """With what the pair's own form says of it."""
+        if pair.form == PLAIN:
+            return replace(self, n_prefix=0, balance="off")
+        return replace(self, balance=pair.form) if pair.form else self
+
+
+PLAIN_OPTIONS = CacheOptions(n_prefix=0, balance="off", tail=False)
+"""As llama.cpp's caches: every key from blocks."""
 
 
 def reference(layers: Sequence[LayerShape], n_ctx: int) -> Candidate:
@@ -55,32 +76,42 @@ def reference(layers: Sequence[LayerShape], n_ctx: int) -> Candidate:
 
 def candidate(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
     """The row of a pair of cache types, with the bits of `n_ctx` tokens. RequestError: heads it cannot hold."""
-    if pair.type_k in MLX_BITS:
-        return _mlx(pair, layers)
-    return _ours(pair, layers, n_ctx, options)
+    return _mlx(pair, layers) if pair.is_mlx else _ours(pair, layers, n_ctx, options.of(pair))
 
 
 def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
     """None, or why a model's heads cannot be held."""
     try:
-        if pair.type_k in MLX_BITS:
+        if pair.is_mlx:
             _check_groups(pair, layers)
         else:
-            check_cache_types(layers, pair.type_k, pair.type_v)
+            check_cache_types(layers, CacheSpec(pair.type_k, pair.type_v))
     except RequestError as error:
         return str(error)
     return None
 
 
 def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
-    check_cache_types(layers, pair.type_k, pair.type_v)
-    n_prefix = default_prefix(pair.type_k, pair.type_v) if options.n_prefix is None else options.n_prefix
+    type_k, type_v = pair.type_k, pair.type_v
+    spec = CacheSpec(type_k, type_v, options.n_prefix, options.balance)
+    check_cache_types(layers, spec)
+    types = spec.resolve(len(layers))
 
     def make(model: Any, usage: Usage) -> list[Any]:
-        return make_prompt_cache(model, pair.type_k, pair.type_v, n_prefix=n_prefix, usage=usage)
+        return make_prompt_cache(
+            model,
+            type_k,
+            type_v,
+            n_prefix=options.n_prefix,
+            balance=options.balance,
+            channel_scales=options.channel_scales,
+            tail=options.tail,
+            usage=usage,
+        )
 
-    bits = bits_per_value(layers, pair.type_k, pair.type_v, n_ctx, n_prefix)
-    return Candidate(pair.label, pair.type_k, pair.type_v, bits, make)
+    bits = bits_per_value(layers, types, n_ctx)
+    label = pair.label + ("" if options.tail or not pair.has_blocks else NO_TAIL)
+    return Candidate(label, type_k, type_v, bits, make, tail=options.tail, balance=types[0].balance, n_prefix=types[0].n_prefix)
 
 
 class _HalfQuantizedKVCache(QuantizedKVCache):
