@@ -95,3 +95,12 @@ def test_ctrl_c_is_quiet_from_the_first_import_on(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=60) == (b"", b"")
     assert child.returncode == 130
+
+
+def test_what_comes_before_the_first_line_of_main_loads_nothing_that_ctrl_c_could_interrupt() -> None:
+    root = str(Path(__file__).parent.parent)
+    code = f"import io, os, sys; sys.path.insert(0, {root!r}); before = set(sys.modules)\n"
+    code += "import tqgguf.cli.main; print(*sorted(set(sys.modules) - before))"
+    bare = [sys.executable, "-S", "-c", code]  # without site, as a file for editable installations imports much
+    loaded = subprocess.run(bare, capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) <= {"__future__", "tqgguf", "tqgguf.cli", "tqgguf.cli.main"}

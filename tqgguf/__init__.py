@@ -1,27 +1,39 @@
-"""tqgguf: compressed KV caches for GGUF models. The public face; importing it imports neither mlx nor model code."""
+"""tqgguf: compressed KV caches for GGUF models. The public face.
+
+Importing it imports nothing: a name is fetched when it is asked for, and only the runtime's bring MLX. So the program,
+whose door lies behind this file, answers Ctrl-C quietly from its first millisecond.
+"""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
-from tqgguf.formats.errors import TqggufError
-
+TYPE_CHECKING = False  # true to type checkers; the module typing would take a quarter of Python's own start
 if TYPE_CHECKING:
+    from typing import Any
+
+    from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
+    from tqgguf.formats.errors import TqggufError
     from tqgguf.runtime.kv_cache import make_prompt_cache
     from tqgguf.runtime.load import load_model
 
 __version__ = "0.1.0"
 __all__ = ["BLOCK_TYPES", "CACHE_TYPE_NAMES", "TqggufError", "__version__", "load_model", "make_prompt_cache"]
 
+_FORMATS = {
+    "BLOCK_TYPES": "tqgguf.formats.block_types",
+    "CACHE_TYPE_NAMES": "tqgguf.formats.block_types",
+    "TqggufError": "tqgguf.formats.errors",
+}
 _NEEDS_MLX = {"make_prompt_cache": "tqgguf.runtime.kv_cache", "load_model": "tqgguf.runtime.load"}
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _FORMATS:
+        return getattr(import_module(_FORMATS[name]), name)
     if name not in _NEEDS_MLX:
         raise AttributeError(f"module 'tqgguf' has no attribute {name!r}")
     from tqgguf.runtime.missing_mlx import needs_mlx
 
     with needs_mlx(f"tqgguf.{name}"):
-        return getattr(importlib.import_module(_NEEDS_MLX[name]), name)
+        return getattr(import_module(_NEEDS_MLX[name]), name)

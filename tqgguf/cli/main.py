@@ -1,6 +1,8 @@
 """The door of the program `tqgguf`: what must hold before anything else is imported.
 
 Ctrl-C is quiet while the rest loads, standard streams are there and speak UTF-8. What happens then is `program`'s.
+What is imported up here, outside `main`, Python itself has loaded before: whatever else took time before the first line
+of `main` could be interrupted with a traceback.
 """
 
 from __future__ import annotations
@@ -8,7 +10,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
