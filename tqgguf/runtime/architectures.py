@@ -45,6 +45,7 @@ class Architecture:
     norm_offset: what the file adds to every norm weight and mlx-lm adds again (gemma: 1).
     input_scale: a factor on the embeddings of input tokens, beside what the class does.
     rope_factors: whether a file may hold rope_freqs.weight.
+    activation: 'silu' or 'gelu' (by tanh), of the MLP's gate.
     """
 
     module: str
@@ -55,6 +56,7 @@ class Architecture:
     separate_head_dim: bool = True
     input_scale: Argument = lambda c: 1.0
     rope_factors: bool = False
+    activation: str = "silu"
 
 
 def _unrounded_root(config: ModelConfig) -> float:
@@ -83,6 +85,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         norm_offset=1.0,
         input_scale=_unrounded_root,
+        activation="gelu",
     ),
 }
 

@@ -12,11 +12,11 @@ import numpy as np
 from mlx.utils import tree_unflatten
 
 from tqgguf.runtime.blas import load_fast_blas
-from tqgguf.runtime.matrices import OwnLinear
+from tqgguf.runtime.matrices import WeightLinear
 from tqgguf.runtime.rope import put_row_rope
 
 
-class NumpyLinear(OwnLinear):
+class NumpyLinear(WeightLinear):
     """An `nn.Linear` of float32 weights by numpy's product."""
 
     def product(self, x: mx.array) -> mx.array:

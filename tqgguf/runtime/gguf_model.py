@@ -1,7 +1,7 @@
 """From a GGUF's tensors to an mlx-lm model: what the file must hold, and how its weights get into the model's places.
 
-On a CPU everything becomes float32, but for the embedding and the output layer, whose rows stay in the file where the C
-library multiplies them. On a GPU weights keep their form: matrices stay packed where mlx has an exact form
+On a CPU matrices stay in the file, where the C library multiplies their rows; everything else becomes float32. On a GPU
+weights keep their form: matrices stay packed where mlx has an exact form
 and are float16 else, between float32 activations; a model whose matrices are all F16, or all BF16, runs in that type.
 """
 
@@ -24,6 +24,7 @@ from tqgguf.runtime.model_config import ModelConfig
 from tqgguf.runtime.native.library import Library
 from tqgguf.runtime.packed_rows import PackedRows, put_rows, rows_of
 from tqgguf.runtime.rope import FactoredRoPE
+from tqgguf.runtime.row_layers import put_row_layers
 
 ROPE_FACTORS = "rope_freqs.weight"  # llama 3's frequency factors, one per pair
 WHOLE_TYPES = {"F16": mx.float16, "BF16": mx.bfloat16}  # matrices of one of these alone: the model runs in it
@@ -114,6 +115,8 @@ def read_model(
     if ROPE_FACTORS in file.tensors:
         _set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
     mx.eval(model.parameters())
+    if library is not None:
+        put_row_layers(model, library, row.activation, row.norm_offset)
     return model.eval()
 
 

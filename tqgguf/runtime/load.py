@@ -75,8 +75,8 @@ class OpenModel:
     def load(self, progress: Progress | None = None, *, form: Form | None = None) -> LoadedModel:
         """Read the weights. FormatError: a weight's values are not finite.
 
-        If no form is named it is the device's: on a CPU dense, but with the embedding and the output layer left in the
-        file, which must then stay as it is (see `packed_rows`). A form that is named holds for all weights.
+        If no form is named it is the device's: on a CPU dense, but with the matrices left in the file, which must then
+        stay as it is (see `packed_rows`). A form that is named holds for all weights.
         """
         tokenizer = self.tokenizer
         chosen = form or default_form()

@@ -29,11 +29,10 @@ def half_product(x: mx.array, weight: mx.array) -> mx.array:
 
 
 class OwnLinear(nn.Module):
-    """A Linear's weight [outputs, inputs] and bias, whose product a subclass computes in its own way."""
+    """In a Linear's place, with its bias: a subclass holds the weight and multiplies in its own way."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = linear.weight
         if "bias" in linear:
             self.bias = linear.bias
 
@@ -46,7 +45,15 @@ class OwnLinear(nn.Module):
         return y + self.bias if "bias" in self else y
 
 
-class HalfLinear(OwnLinear):
+class WeightLinear(OwnLinear):
+    """One that holds the weight as the Linear does."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        self.weight = linear.weight
+
+
+class HalfLinear(WeightLinear):
     """A Linear with a half-precision weight between float32 activations; the bias is float32."""
 
     def product(self, x: mx.array) -> mx.array:

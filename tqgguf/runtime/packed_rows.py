@@ -1,9 +1,8 @@
-"""The embedding and the output layer in their GGUF type: rows read from the file's mapping, never widened as a whole.
+"""A GGUF's matrices in their own type: rows read from the file's mapping, never widened as a whole.
 
-A decode step is bound by what it reads of memory, and an output layer as float32 is the largest matrix of most models.
-Products with one row, or a few, are the C library's; with more, runs of rows are decoded into a workspace of bounded
-size for the BLAS. The mapping lives as long as the rows. Knows mlx's modules; knows neither models nor the other
-matrices.
+A decode step is bound by what it reads of memory, and float32 is two to eight times what the file holds. Products with
+one row, or a few, are the C library's; with more, runs of rows are decoded into a workspace of bounded size for the
+BLAS. The mapping lives as long as the rows. Knows mlx's modules; knows neither models nor other forms of matrices.
 """
 
 from __future__ import annotations
@@ -20,11 +19,15 @@ from numpy.typing import ArrayLike, NDArray
 from tqgguf.formats.gguf_reader import GGUFFile, TensorInfo
 from tqgguf.formats.gguf_types import GGML_TYPES
 from tqgguf.runtime import weights
-from tqgguf.runtime.native.library import Library
+from tqgguf.runtime.matrices import OwnLinear
+from tqgguf.runtime.native.library import Library, Matrix, row_matrix
 from tqgguf.runtime.products import product
 
 MOST_SINGLE_ROWS = 8
 """Rows of x up to which each is multiplied by itself in C; decoding the whole matrix costs more than so many passes."""
+
+TILE_VALUES = 1 << 20
+"""Values that are decoded at a time for the BLAS: 4 MB, which stay in the caches. Measured."""
 
 SLOW_PATHS = ("portable",)
 """Paths on which a product of packed rows takes longer than one of float32 rows by OpenBLAS. Measured."""
@@ -39,7 +42,7 @@ _EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80}
 
 def is_served(library: Library, info: TensorInfo) -> bool:
     """Whether the library multiplies such a matrix, and faster than the BLAS does its float32 copy."""
-    return library.path_name not in SLOW_PATHS and library.multiplies_rows(info.ggml_type, info.shape[-1])
+    return library.path_name not in SLOW_PATHS and library.serves_rows(info.ggml_type, info.shape[-1])
 
 
 class PackedRows:
@@ -64,20 +67,26 @@ class PackedRows:
         ids = np.asarray(ids)
         return weights.decode(self.info, self.stored[ids.reshape(-1)]).reshape(*ids.shape, self.shape[-1])
 
+    def matrix(self, rows: slice = slice(None), bias: NDArray[np.float32] | None = None) -> Matrix:
+        """Some of the rows as the library takes them; `bias` must stay alive."""
+        return row_matrix(self.info.ggml_type, self.stored[rows], self.shape[-1], bias)
+
     def decoded(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """All rows in runs of at most `weights.VALUES_AT_ONCE` values: where, and float32 [rows, n]."""
-        for rows in weights.row_groups(self.shape):
-            yield rows, weights.decode(self.info, self.stored[rows])
+        """All rows in runs of at most TILE_VALUES values: where, and float32 [rows, n]."""
+        for rows in weights.row_groups(self.shape, TILE_VALUES):
+            if self.library is None:
+                yield rows, weights.decode(self.info, self.stored[rows])
+            else:
+                yield rows, self.library.decode_rows(self.matrix(rows))
 
     def products(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """x @ rows.T: float32 [m, n] to [m, n_rows]."""
         x = np.ascontiguousarray(x, np.float32)
         if self.library is not None and len(x) <= MOST_SINGLE_ROWS:
-            parts = [self.library.row_products(self.info.ggml_type, self.stored, row) for row in x]
-            return parts[0][None] if len(parts) == 1 else np.stack(parts)
+            return self.library.products(self.matrix(), x)
         out = np.empty((len(x), self.shape[0]), np.float32)
         for rows, values in self.decoded():
-            out[:, rows] = product(x[None], values.T[None])[0]
+            product(x[None], values.T[None], out[None, :, rows])
         return out
 
 
@@ -95,29 +104,32 @@ class RowsEmbedding(nn.Module):
         return _products(self._rows, x)
 
 
-class RowsLinear(nn.Module):
-    """A Linear without bias whose weight's rows stay in a file. It has no parameters."""
+class RowsLinear(OwnLinear):
+    """A Linear whose weight's rows stay in a file; its bias is its only parameter."""
 
-    def __init__(self, rows: PackedRows) -> None:
-        super().__init__()
+    def __init__(self, rows: PackedRows, linear: nn.Linear) -> None:
+        super().__init__(linear)
         self._rows = rows
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def product(self, x: mx.array) -> mx.array:
         return _products(self._rows, x)
 
+    @property
+    def rows(self) -> PackedRows:
+        return self._rows
 
-EMBEDDING, OUTPUT = "model.embed_tokens", "lm_head"  # where mlx-lm's classes have them
-_MODULES: dict[str, type[RowsEmbedding] | type[RowsLinear]] = {EMBEDDING: RowsEmbedding, OUTPUT: RowsLinear}
+
+EMBEDDING = "model.embed_tokens"  # where mlx-lm's classes have it
 
 
 def rows_of(file: GGUFFile, name: str, path: str, is_tied: bool, library: Library) -> PackedRows | None:
-    """A tensor's rows for the module at `path`; None where that is another module or is not served.
+    """A matrix's rows for the module at `path`; None for what is no matrix or not served.
 
     An embedding that is no output layer is only looked up in, so that any type will do.
     """
-    if path not in _MODULES:
-        return None
     info = file.tensor(name)
+    if len(info.shape) != 2:
+        return None
     if is_served(library, info):
         return PackedRows(file, name, library)
     return PackedRows(file, name, None) if path == EMBEDDING and not is_tied else None
@@ -125,7 +137,12 @@ def rows_of(file: GGUFFile, name: str, path: str, is_tied: bool, library: Librar
 
 def put_rows(model: Any, found: Mapping[str, PackedRows]) -> None:
     """Put modules over rows into the places of the dense ones, by module path."""
-    model.update_modules(tree_unflatten([(path, _MODULES[path](rows)) for path, rows in found.items()]))
+    places = [
+        (path, RowsEmbedding(found[path]) if path == EMBEDDING else RowsLinear(found[path], module))
+        for path, module in model.named_modules()
+        if path in found
+    ]
+    model.update_modules(tree_unflatten(places))
 
 
 def _products(rows: PackedRows, x: mx.array) -> mx.array:

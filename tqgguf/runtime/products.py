@@ -20,15 +20,21 @@ _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # CBLAS_ORDER and CBLAS_TRANSPO
 _SGEMM_NAMES = ("scipy_cblas_sgemm", "cblas_sgemm")
 
 
-def product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-    """a [n, rows, inner] @ b [n, inner, columns], float32; `np.matmul` where no OpenBLAS serves mlx."""
+def product(
+    a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """a [n, rows, inner] @ b [n, inner, columns], float32; `np.matmul` where no OpenBLAS serves mlx.
+
+    out: where to write it, [n, rows, columns] without gaps inside a row.
+    """
     sgemm = _sgemm()
     if sgemm is None:
-        return np.matmul(a, b)
+        return np.matmul(a, b, out=out)
     (a, lda, trans_a), (b, ldb, trans_b) = _operand(a), _operand(b)
     n, rows, inner = a.shape
     columns = b.shape[2]
-    out = np.empty((n, rows, columns), np.float32)
+    if out is None:
+        out = np.empty((n, rows, columns), np.float32)
     start_a, start_b, start = (x.__array_interface__["data"][0] for x in (a, b, out))
     for i in range(n):
         sgemm(
@@ -45,7 +51,7 @@ def product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float3
             ldb,
             0.0,
             start + i * out.strides[0],
-            columns,
+            max(out.strides[1] // 4, columns),
         )
     return out
 

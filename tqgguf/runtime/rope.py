@@ -49,13 +49,41 @@ class RowRoPE(nn.Module):
         return x @ _rotation(rope.dims, x.shape[-1], rope.traditional, rope.base, rope.scale, offset)
 
 
+def _plain_frequencies(dims: int, base: float) -> NDArray[np.float32]:
+    pair = np.arange(dims // 2).astype(np.float32)
+    return np.exp(-pair * np.float32(math.log(base) / (dims // 2)))
+
+
+class Turns:
+    """Cosines and sines of a RoPE's angles, as mlx rounds those. Layers of one RoPE share one of these."""
+
+    def __init__(self, rope: nn.RoPE | FactoredRoPE) -> None:
+        if isinstance(rope, FactoredRoPE):
+            self._scale, self._frequencies = np.float32(rope._scale), np.reciprocal(np.array(rope._freqs))
+        else:
+            self._scale, self._frequencies = np.float32(rope.scale), _plain_frequencies(rope.dims, rope.base)
+        self._last: tuple[tuple[int, int], NDArray[np.float32]] | None = None
+
+    def is_of(self, other: Turns) -> bool:
+        """Whether both are of one RoPE."""
+        return self._scale == other._scale and np.array_equal(self._frequencies, other._frequencies)
+
+    def at(self, first: int, n: int) -> NDArray[np.float32]:
+        """Of n positions from `first` on: float32 [n, 2, pairs]."""
+        if self._last is None or self._last[0] != (first, n):
+            positions = np.arange(first, first + n, dtype=np.float32) * self._scale
+            angles = (positions[:, None] * self._frequencies).astype(np.float64)
+            values = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+            self._last = (first, n), values
+        return self._last[1]
+
+
 @lru_cache(maxsize=8)
 def _rotation(dims: int, head_dim: int, traditional: bool, base: float, scale: float, position: int) -> mx.array:
     """float32 [head_dim, head_dim] that turns each pair of a row's first `dims` values by its angle at `position`."""
     pair = np.arange(dims // 2)
     # angles as mlx rounds them, so that a row is turned alike in a prompt and alone
-    frequency = np.exp(-pair.astype(np.float32) * np.float32(math.log(base) / (dims // 2)))
-    angle = np.float32(position) * np.float32(scale) * frequency
+    angle = np.float32(position) * np.float32(scale) * _plain_frequencies(dims, base)
     first, second = (2 * pair, 2 * pair + 1) if traditional else (pair, pair + dims // 2)
     matrix = np.eye(head_dim)
     matrix[first, first] = matrix[second, second] = np.cos(angle)

@@ -167,8 +167,9 @@ def _check_finite(file: GGUFFile, info: TensorInfo, values: NDArray[np.float32])
         )
 
 
-def row_groups(shape: tuple[int, ...]) -> Iterator[slice]:
-    step = max(1, VALUES_AT_ONCE // max(shape[-1], 1))
+def row_groups(shape: tuple[int, ...], n_values: int | None = None) -> Iterator[slice]:
+    """Runs of rows of at most n_values values (VALUES_AT_ONCE if none are given), of one row at least."""
+    step = max(1, (n_values or VALUES_AT_ONCE) // max(shape[-1], 1))
     for start in range(0, shape[0], step):
         yield slice(start, start + step)
 

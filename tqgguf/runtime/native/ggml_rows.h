@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "tqgguf.h"
+
 enum { TQ_ROW_GROUP = 32 }; /* values that share an offset in the types that have one; rows are multiples of it */
 
 /* Types by ggml's numbers, as GGUF files hold them. */
@@ -21,15 +23,28 @@ enum tq_row_type {
     TQ_ROWS_BF16 = 30
 };
 
-/* out[r] = row r . x for rows of n values, row_bytes apart; sums[g]: of x's group g. `type` is one of the above. */
-typedef void tq_row_dots_fn(int type, const uint8_t *rows, int64_t row_bytes, int64_t n_rows, int64_t n, const float *x,
-                            const float *sums, float *out);
+/* A vector that rows are multiplied by, with its sums over groups: group g's in sums[g], and in pairs[2g + 1] after a zero.
+ * Both go on in zeros for TQ_ROW_PAD floats. */
+struct tq_vector {
+    const float *values, *sums, *pairs;
+};
 
-tq_row_dots_fn tq_row_dots_portable;
+enum { TQ_ROW_PAD = 16 };
+
+/* What a path does with rows of n values, row_bytes apart, of one of the types above. */
+struct tq_row_path {
+    /* out[r] = row r . x */
+    void (*dots)(int type, const uint8_t *rows, int64_t row_bytes, int64_t n_rows, int64_t n, const struct tq_vector *x,
+                 float *out);
+    /* out [n_rows][n]: each value rounded as gguf-py rounds it */
+    void (*values)(int type, const uint8_t *rows, int64_t row_bytes, int64_t n_rows, int64_t n, float *out);
+};
+
+extern const struct tq_row_path tq_row_path_portable;
 #if defined(__x86_64__)
-tq_row_dots_fn tq_row_dots_avx2, tq_row_dots_avx512;
+extern const struct tq_row_path tq_row_path_avx2, tq_row_path_avx512;
 #elif defined(__aarch64__)
-tq_row_dots_fn tq_row_dots_neon;
+extern const struct tq_row_path tq_row_path_neon;
 #endif
 
 #endif

@@ -7,6 +7,6 @@
 
 #include "ggml_rows.inc"
 
-ROW_DOTS(avx2)
+ROW_PATH(avx2)
 
 #endif

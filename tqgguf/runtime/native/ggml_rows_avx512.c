@@ -7,6 +7,6 @@
 
 #include "ggml_rows.inc"
 
-ROW_DOTS(avx512)
+ROW_PATH(avx512)
 
 #endif

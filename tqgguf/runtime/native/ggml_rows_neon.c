@@ -7,6 +7,6 @@
 
 #include "ggml_rows.inc"
 
-ROW_DOTS(neon)
+ROW_PATH(neon)
 
 #endif

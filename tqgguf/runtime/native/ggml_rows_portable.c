@@ -5,4 +5,4 @@
 
 #include "ggml_rows.inc"
 
-ROW_DOTS(portable)
+ROW_PATH(portable)

@@ -29,7 +29,7 @@ PATH_SWITCH = "TQGGUF_CPU"
 LIBRARY_SWITCH = "TQGGUF_LIBRARY"
 PATHS = ("portable", "avx2", "avx512", "neon")
 OFF = "off"
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 # enum tq_kind
 KINDS = {
@@ -72,6 +72,34 @@ class Plane(Structure):
         ("codes", c_void_p),
         ("scales", c_void_p),
         *((name, c_int64) for name in ("page", "head", "token", "scale_page", "scale_head", "kind")),
+    ]
+
+
+class Matrix(Structure):
+    """struct tq_matrix"""
+
+    _fields_ = [
+        ("rows", c_void_p),
+        ("bias", c_void_p),
+        *((name, c_int64) for name in ("type", "row_bytes", "n_rows", "n")),
+    ]
+
+
+ACTIVATIONS = {"silu": 0, "gelu": 1}
+
+
+class Layer(Structure):
+    """struct tq_layer"""
+
+    _fields_ = [
+        ("qkv", Matrix * 3),
+        ("o", Matrix),
+        ("gate_up", Matrix * 2),
+        ("down", Matrix),
+        *((name, c_void_p) for name in ("input_norm", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "output_norm")),
+        *((name, c_int64) for name in ("n_heads", "n_kv_heads", "head_dim", "neighbours", "activation")),
+        ("epsilon", c_float),
     ]
 
 
@@ -165,7 +193,11 @@ class Library:
         self._c.tq_decode_pages.restype = None
         self._c.tq_encode.argtypes = [POINTER(CodecStruct), POINTER(Plane), c_int64, c_int64, c_void_p, c_void_p]
         self._c.tq_attend.argtypes = [POINTER(AttentionStep)]
-        self._c.tq_row_products.argtypes = [c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+        self._c.tq_serves_rows.argtypes = [c_int64, c_int64]
+        self._c.tq_products.argtypes = [POINTER(Matrix), c_int64, c_int64, c_void_p, POINTER(c_void_p)]
+        self._c.tq_decode_rows.argtypes = [POINTER(Matrix), c_void_p]
+        self._c.tq_layer_begin.argtypes = [POINTER(Layer), c_int64, *[c_void_p] * 5]
+        self._c.tq_layer_end.argtypes = [POINTER(Layer), c_int64, *[c_void_p] * 3]
 
     def select_path(self, name: str) -> bool:
         """Make a path of PATHS serve, or the best one for "". False where this machine or build has none such."""
@@ -218,23 +250,50 @@ class Library:
         if self._c.tq_attend(step) != 0:
             raise MemoryError("attention ran out of memory")
 
-    def multiplies_rows(self, ggml_type: int, n: int) -> bool:
-        """Whether `row_products` takes rows of n values of this ggml type."""
-        return bool(self._c.tq_row_products(ggml_type, None, 0, 0, n, None, None) == 0)
+    def serves_rows(self, ggml_type: int, n: int) -> bool:
+        """Whether `products` and `decode_rows` take rows of n values of this ggml type."""
+        return bool(self._c.tq_serves_rows(ggml_type, n))
 
-    def row_products(self, ggml_type: int, rows: NDArray[Any], x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A matrix as its GGUF tensor holds it, [n_rows, whatever a row's bytes are], times float32 x [n]: [n_rows].
-
-        The type and n are such that `multiplies_rows`; rows and x have no gaps inside a row.
-        """
-        out = np.empty(len(rows), np.float32)
-        done = self._c.tq_row_products(
-            ggml_type, address(rows), rows.strides[0], len(rows), len(x), address(x), address(out)
-        )
-        if done == -2:
-            raise MemoryError("a product ran out of memory")
-        assert done == 0
+    def products(self, matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 x [m, n], without gaps, times a matrix whose rows are such that `serves_rows`: [m, n_rows]."""
+        out = np.empty((len(x), matrix.n_rows), np.float32)
+        _check(self._c.tq_products(matrix, 1, len(x), address(x), c_void_p(address(out))))
         return out
+
+    def decode_rows(self, matrix: Matrix) -> NDArray[np.float32]:
+        """The values [n_rows, n] of such a matrix, as gguf-py has them."""
+        out = np.empty((matrix.n_rows, matrix.n), np.float32)
+        _check(self._c.tq_decode_rows(matrix, address(out)))
+        return out
+
+    def layer_begin(
+        self, layer: Layer, x: NDArray[np.float32], turns: NDArray[np.float32]
+    ) -> list[NDArray[np.float32]]:
+        """A layer before its attention: x [n, hidden] to q, k and v, [heads, n, head_dim] each.
+
+        turns [n, 2, head_dim / 2]: cosines and sines of each row's angles. Nothing has gaps.
+        """
+        heads = (layer.n_heads, layer.n_kv_heads, layer.n_kv_heads)
+        outs = [np.empty((n_heads, len(x), layer.head_dim), np.float32) for n_heads in heads]
+        _check(self._c.tq_layer_begin(layer, len(x), address(x), address(turns), *map(address, outs)))
+        return outs
+
+    def layer_end(self, layer: Layer, x: NDArray[np.float32], attention: NDArray[np.float32]) -> NDArray[np.float32]:
+        """And after it: x as before and attention's result [n_heads, n, head_dim] to [n, hidden]."""
+        out = np.empty_like(x)
+        _check(self._c.tq_layer_end(layer, len(x), address(x), address(attention), address(out)))
+        return out
+
+
+def row_matrix(ggml_type: int, rows: NDArray[Any], n: int, bias: NDArray[np.float32] | None = None) -> Matrix:
+    """A matrix as its GGUF tensor holds it, [n_rows, whatever a row of n values is], which must stay alive."""
+    return Matrix(address(rows), None if bias is None else address(bias), ggml_type, rows.strides[0], len(rows), n)
+
+
+def _check(status: int) -> None:
+    if status == -2:
+        raise MemoryError("a product ran out of memory")
+    assert status == 0, "rows that are not served"
 
 
 @functools.cache

@@ -11,7 +11,7 @@
 #define TQ_EXPORT __attribute__((visibility("default")))
 
 /* Raised whenever a struct or a function below changes: Python refuses a library of another version. */
-#define TQ_ABI_VERSION 3
+#define TQ_ABI_VERSION 4
 
 enum {
     TQ_PAGE = 128,         /* tokens of a page */
@@ -19,7 +19,8 @@ enum {
     TQ_MAX_ROTATION = 512, /* values of the largest rotated part */
     TQ_MAX_HEAD_DIM = 1024,
     TQ_MAX_ROW_SCALES = 64, /* scales of a row: two for each 32 values */
-    TQ_MAX_SIGNS = 128
+    TQ_MAX_SIGNS = 128,
+    TQ_MAX_MATRICES = 3 /* that are multiplied by a vector at once */
 };
 
 /* How the codes of a block are laid out. Layouts whose blocks hold 32 values are ggml's. */
@@ -99,9 +100,43 @@ TQ_EXPORT int tq_encode(const struct tq_codec *codec, const struct tq_plane *row
 /* 0; -1 where memory ran out. */
 TQ_EXPORT int tq_attend(const struct tq_attention *step);
 
-/* out[r] = row r . x for the rows of a matrix of a ggml type, row_bytes apart, of n values each. 0; -1 where this type or
- * length of a row is not served (n_rows = 0 only asks); -2 where memory ran out. */
-TQ_EXPORT int tq_row_products(int64_t type, const uint8_t *rows, int64_t row_bytes, int64_t n_rows, int64_t n,
-                              const float *x, float *out);
+/* A matrix in a type of ggml's, as a GGUF tensor holds it: n_rows rows of n values, row_bytes apart; a product's bias
+ * [n_rows], or NULL. */
+struct tq_matrix {
+    const uint8_t *rows;
+    const float *bias;
+    int64_t type, row_bytes, n_rows, n;
+};
+
+/* Whether rows of n values of this type are multiplied and decoded here. */
+TQ_EXPORT int tq_serves_rows(int64_t type, int64_t n);
+
+/* Vectors x [n_x][n] times each of up to TQ_MAX_MATRICES matrices of the same n: outs[i] [n_x][rows of matrix i]. 0; -1 for
+ * other numbers, lengths or types; -2 where memory ran out. */
+TQ_EXPORT int tq_products(const struct tq_matrix *matrices, int64_t n_matrices, int64_t n_x, const float *x,
+                          float *const *outs);
+
+/* A transformer layer's matrices and norms (NULL where it has none). A norm's weight is multiplied by as it is. Queries and
+ * keys are turned in pairs: neighbouring values, or those half a head apart. */
+enum tq_activation { TQ_SILU, TQ_GELU /* by tanh */ };
+
+struct tq_layer {
+    struct tq_matrix qkv[3], o, gate_up[2], down;
+    const float *input_norm, *q_norm, *k_norm, *attention_norm, *mlp_norm, *output_norm;
+    int64_t n_heads, n_kv_heads, head_dim, neighbours, activation;
+    float epsilon;
+};
+
+/* What comes before attention: x [n_rows][hidden] to q, k and v [heads][n_rows][head_dim]; turns [n_rows][2][head_dim / 2]
+ * are the cosines and sines of each row's angles. Errors as tq_products. */
+TQ_EXPORT int tq_layer_begin(const struct tq_layer *layer, int64_t n_rows, const float *x, const float *turns, float *q,
+                             float *k, float *v);
+
+/* And after it: x as before and attention's result [n_heads][n_rows][head_dim] to out [n_rows][hidden]. */
+TQ_EXPORT int tq_layer_end(const struct tq_layer *layer, int64_t n_rows, const float *x, const float *attention,
+                           float *out);
+
+/* A matrix's values to out [n_rows][n], as gguf-py has them; the bias is not looked at. 0, or -1 as above. */
+TQ_EXPORT int tq_decode_rows(const struct tq_matrix *matrix, float *out);
 
 #endif
