@@ -22,6 +22,7 @@ import tqgguf.runtime  # noqa: F401  (before mlx)
 import cpu_attention
 import mlx.core as mx
 
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.runtime import backends
 from tqgguf.runtime.blas import cores
 from tqgguf.runtime.generate import Session
@@ -45,7 +46,7 @@ class Ours:
         self.model, self.types = model, pair.split("/")
 
     def prefill(self, n: int) -> None:
-        self.session = Session(self.model, *self.types)
+        self.session = Session(self.model, CacheSpec(*self.types))
         self.session.prefill([1 + i % 40000 for i in range(n)])
 
     def decode(self, n: int) -> None:

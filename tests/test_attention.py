@@ -77,7 +77,7 @@ def run_case(
     """(attention through the cache, reference), both [n_heads, length, head_dim]."""
     window = WINDOW if mode == "window" else None
     cache = BlockKVCache(type_k, type_v, window=window, reading=READINGS[reading](), n_prefix=n_prefix, balance="off")
-    k, v, q, expected = reference(type_k, type_v, head_dim, gqa, length, window, cache.settings.n_prefix)
+    k, v, q, expected = reference(type_k, type_v, head_dim, gqa, length, window, cache.settings.types.n_prefix)
     scale, outputs, at = head_dim**-0.5, [], 0
     for n in steps_of(length, mode):
         mask = cache.make_mask(n)
@@ -139,7 +139,7 @@ def test_steps_that_span_many_pages_keep_the_own_page_rule(type_k: str, type_v: 
     stored = [
         f(codec, x[0], *a)
         for codec, x in zip(codecs, (k, v), strict=True)
-        for f, a in ((as_blocks, (cache.settings.n_prefix,)), (as_float, ()))
+        for f, a in ((as_blocks, (cache.settings.types.n_prefix,)), (as_float, ()))
     ]
     assert relative_error(np.array(out)[0], attention(q[0], *stored, 0.125)) <= LIMIT
 

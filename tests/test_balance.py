@@ -17,9 +17,9 @@ from tqgguf.formats.balance import (
     balance_rows,
     channel_scale,
     page_mean,
-    resolve_balance,
     unbalance_rows,
 )
+from tqgguf.formats.cache_spec import resolve_balance
 from tqgguf.formats.codec import resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime import hook

@@ -17,12 +17,12 @@ from attention_reference import as_blocks, as_float, attention
 from c_paths import C_PATHS, c_reading, library
 
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.cache_spec import default_prefix
 from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime import hook
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.kv_settings import default_prefix
 from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.readings import NumpyReading, Reads
@@ -153,7 +153,7 @@ def decoding_case(
     rng = np.random.default_rng(length + head_dim + gqa)
     k, v = (rng.standard_normal((heads, length, head_dim)).astype(np.float32) for _ in range(2))
     q = rng.standard_normal((heads * gqa, length, head_dim)).astype(np.float32)
-    n_prefix = default_prefix(type_k, type_v)
+    n_prefix = default_prefix([type_k, type_v])
     sides = [(resolve_codec(type_k, head_dim, "k"), k), (resolve_codec(type_v, head_dim, "v"), v)]
     stored = [f(codec, x, *a) for codec, x in sides for f, a in ((as_blocks, (n_prefix,)), (as_float, ()))]
     expected = attention(q, *stored, head_dim**-0.5, window, None if sinks is None else np.array(sinks))

@@ -65,7 +65,7 @@ def test_every_option_reaches_its_field(requested: Any) -> None:
     request = requested(*[word.replace("|", " ") for word in line.split()])
     assert request == RunRequest(
         model="m.gguf", prompt="hello", system_prompt="be brief", n_predict=5, n_ctx=4096, n_batch=512, n_ubatch=128,
-        threads=3, type_k="turbo4", type_v="turbo3", exact_prefix=8, conversation=True, single_turn=True,
+        threads=3, type_k="turbo4", type_v="turbo3", exact_first=8, conversation=True, single_turn=True,
         multiline_input=True, reverse_prompts=("A", "B"), escape=False, display_prompt=False, chat_template="{{x}}",
         reasoning=False, ignore_eos=True, strict_kv=True, json_output=True, verbose=True, debug=True,
         sampling=SamplingParams(
@@ -117,7 +117,7 @@ def test_the_verbs_status_is_the_programs(requested: Any) -> None:
         (["-c", "-1"], "-c: expected a number from 0 to 2147483647, found -1"),
         (["-n", "-3"], "-n: expected a number from -2 to"),
         (["-ub", "0"], "-ub: expected a number from 1 to"),
-        (["--exact-prefix", "129"], "--exact-prefix: expected a number from 0 to 128, found 129"),
+        (["--exact-prefix", "129"], "--cache-exact-first: expected a number from 0 to 128, found 129"),
         (["--top-p", "1.1"], "--top-p: expected a number from 0 to 1, found 1.1"),
         (["--temp", "inf"], "--temp: expected a finite number, found inf"),
         (["-s", "-2"], "--seed: expected a number from -1 to 4294967295, found -2"),
@@ -354,7 +354,7 @@ def test_version_is_printed_by_the_program_and_by_the_verb() -> None:
 
 def test_without_a_verb_the_help_is_shown() -> None:
     found = tqgguf()
-    assert found.returncode == 2 and b"run  Answer a prompt" in found.stdout
+    assert found.returncode == 2 and b"Answer a prompt" in found.stdout
 
 
 def test_a_closed_pipe_is_quiet() -> None:

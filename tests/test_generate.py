@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
 from tqgguf.runtime.kv_cache import BlockKVCache
@@ -33,7 +34,7 @@ def greedy(session: Session, logits: np.ndarray, n: int = N_ANSWER) -> list[int]
 
 def restored(session: Session) -> Session:
     """A session that holds what a saved one held, through the caches' states alone."""
-    copy = Session(session.loaded, session.type_k, session.type_v, chunk=session.chunk)
+    copy = Session(session.loaded, session.spec, chunk=session.chunk)
     copy.cache = [BlockKVCache.from_state(c.state) for c in session.cache]
     copy.tokens = list(session.tokens)
     return copy
@@ -43,7 +44,7 @@ def restored(session: Session) -> Session:
 def test_a_restored_run_continues_exactly_as_the_uninterrupted_one(
     smollm2: LoadedModel, type_k: str, type_v: str
 ) -> None:
-    session = Session(smollm2, type_k, type_v)
+    session = Session(smollm2, CacheSpec(type_k, type_v))
     token = int(np.argmax(session.prefill(prompt(smollm2))))
     copy = restored(session)
     for _ in range(6):
@@ -56,7 +57,7 @@ def test_a_restored_run_continues_exactly_as_the_uninterrupted_one(
 def test_with_float_caches_other_splits_give_the_same_greedy_text(smollm2: LoadedModel, cache_type: str) -> None:
     texts = []
     for chunk in (256, 128, 512):
-        session = Session(smollm2, cache_type, cache_type, chunk=chunk)
+        session = Session(smollm2, CacheSpec(cache_type, cache_type), chunk=chunk)
         texts.append(greedy(session, session.prefill(prompt(smollm2))))
     assert texts[0] == texts[1] == texts[2]
     assert len(texts[0]) == N_ANSWER
@@ -64,7 +65,7 @@ def test_with_float_caches_other_splits_give_the_same_greedy_text(smollm2: Loade
 
 def log_probabilities(model: LoadedModel, cache_type: str, splits: list[int]) -> np.ndarray:
     """Next-token log probabilities after each prompt token but the first page's, evaluated in the given splits."""
-    session = Session(model, cache_type, cache_type)
+    session = Session(model, CacheSpec(cache_type, cache_type))
     rows, at = [], 0
     for n in splits:
         logits = model.model(mx.array([prompt(model)[at : at + n]]), cache=session.cache)[0].astype(mx.float32)
@@ -88,29 +89,29 @@ def test_with_blocks_two_splits_differ_by_less_than_a_quarter_of_the_distance_to
 
 def test_a_prompt_that_continues_what_is_held_is_evaluated_from_there(smollm2: LoadedModel) -> None:
     ids = prompt(smollm2)
-    session = Session(smollm2, "turbo4", "turbo4")
+    session = Session(smollm2, CacheSpec("turbo4", "turbo4"))
     session.prefill(ids[:512])
     logits = session.prefill(ids)
     assert session.timing.prompt_tokens == N_PROMPT
     assert session.tokens == ids
-    assert np.array_equal(logits, Session(smollm2, "turbo4", "turbo4").prefill(ids))
+    assert np.array_equal(logits, Session(smollm2, CacheSpec("turbo4", "turbo4")).prefill(ids))
 
 
 def test_a_prompt_that_differs_goes_back_to_a_page_edge(smollm2: LoadedModel) -> None:
     ids = prompt(smollm2)
     other = [*ids[:300], *ids[400:500]]
-    session = Session(smollm2, "f32", "f32")
+    session = Session(smollm2, CacheSpec("f32", "f32"))
     session.prefill(ids)
     logits = session.prefill(other)
     assert session.timing.prompt_tokens == N_PROMPT + len(other) - 256
     assert session.tokens == other
-    fresh = Session(smollm2, "f32", "f32").prefill(other)
+    fresh = Session(smollm2, CacheSpec("f32", "f32")).prefill(other)
     np.testing.assert_allclose(logits, fresh, atol=2e-3)
 
 
 def test_the_same_prompt_again_evaluates_its_last_page(smollm2: LoadedModel) -> None:
     ids = prompt(smollm2)[:300]
-    session = Session(smollm2, "turbo3", "turbo3")
+    session = Session(smollm2, CacheSpec("turbo3", "turbo3"))
     first = session.prefill(ids)
     again = session.prefill(ids)
     assert session.timing.prompt_tokens == 300 + 300 - 256
@@ -167,11 +168,13 @@ def test_chunks_are_whole_pages(asked: int, used: int) -> None:
 
 
 def test_the_report_says_what_is_held_and_how_it_was_read(smollm2: LoadedModel) -> None:
-    session = Session(smollm2, "turbo4", "turbo4")
+    session = Session(smollm2, CacheSpec("turbo4", "turbo4"))
     session.prefill(prompt(smollm2)[:300])
     report = session.report()
-    # 2 pages of blocks of 34 bytes per 64 values, 44 tail and 4 exact tokens in f16, 30 layers of 3 KV heads, K and V
-    assert report.kv_bytes == 30 * 3 * 2 * (256 * 34 + 48 * 128) + 4 * 300
+    # 2 pages of blocks of 34 bytes per 64 values, 44 tail and 4 exact tokens in f16, 30 layers of 3 KV heads, K and V;
+    # and of K two means in f16 and one scale in f32
+    assert report.kv_bytes == 30 * 3 * (2 * (256 * 34 + 48 * 128) + 2 * 128 + 256) + 4 * 300
+    assert (report.balance, report.is_calibrated) == ("full", False)
     assert report.f16_bytes == 30 * 3 * 2 * 300 * 128 + 4 * 300
     per_layer = sum(p + 1 for p in range(300))
     blocks = sum(p // 128 * 128 - 4 for p in range(128, 300))
@@ -192,7 +195,7 @@ def test_a_session_broken_off_inside_a_step_answers_the_next_prompt_as_a_new_one
     smollm2: LoadedModel, monkeypatch: pytest.MonkeyPatch, at_layer: int
 ) -> None:
     ids = prompt(smollm2)[:140]
-    session = Session(smollm2, "turbo4", "q8_0")
+    session = Session(smollm2, CacheSpec("turbo4", "q8_0"))
     session.prefill(ids[:130])
     update = BlockKVCache.update_and_fetch
 
@@ -206,13 +209,13 @@ def test_a_session_broken_off_inside_a_step_answers_the_next_prompt_as_a_new_one
         session.prefill(ids)
     monkeypatch.undo()
     assert session.timing.prompt_tokens == 130
-    expected = Session(smollm2, "turbo4", "q8_0").prefill(ids)
+    expected = Session(smollm2, CacheSpec("turbo4", "q8_0")).prefill(ids)
     assert np.array_equal(session.prefill(ids), expected)
     assert session.tokens == ids and {cache.offset for cache in session.cache} == {140}
 
 
 def test_an_interrupted_prompt_is_reported_as_far_as_it_was_read(smollm2: LoadedModel) -> None:
-    session = Session(smollm2, "turbo4", "turbo4", chunk=128)
+    session = Session(smollm2, CacheSpec("turbo4", "turbo4"), chunk=128)
 
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt

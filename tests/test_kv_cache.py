@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, trim_prompt_cache
 
+from tqgguf.formats.cache_spec import LayerTypes
 from tqgguf.formats.codec import resolve_codec
 from tqgguf.formats.errors import EncodeError, RequestError, TqggufError
 from tqgguf.formats.kv_size import LayerShape, kv_bytes
@@ -62,7 +63,7 @@ def test_a_restored_cache_continues_as_the_one_it_was_made_from(type_k: str, typ
 def test_an_empty_cache_has_a_state_too() -> None:
     restored = BlockKVCache.from_state(BlockKVCache("turbo4", "q8_0", layer=7, window=512).state)
     assert restored.empty() and restored.size() == 0
-    assert (restored.settings.type_k, restored.settings.type_v, restored.layer, restored.window) == (
+    assert (restored.settings.types.type_k, restored.settings.types.type_v, restored.layer, restored.window) == (
         "turbo4",
         "q8_0",
         7,
@@ -99,7 +100,9 @@ def test_trimming_into_an_encoded_page_turns_its_decoded_values_into_the_tail(ty
         exact = 256 if length > 256 else 0  # the tail of 300 tokens begins at 256 and is cut exactly
         expected = np.concatenate([decoded[:, : exact or length], given[:, exact or length : length]], axis=1)
         if not codec.is_float:
-            expected[:, : min(cache.settings.n_prefix, length)] = given[:, : min(cache.settings.n_prefix, length)]
+            expected[:, : min(cache.settings.types.n_prefix, length)] = given[
+                :, : min(cache.settings.types.n_prefix, length)
+            ]
         expected = expected.astype(np.float16).astype(np.float32) if codec.is_float else expected
         # decoded values pass through the f16 tail: half a unit in the last place of float16
         np.testing.assert_allclose(np.array(fetched)[0, :, :length], expected, rtol=1e-3, atol=1e-3)
@@ -139,19 +142,23 @@ def test_a_window_frees_pages_and_keeps_what_the_next_query_sees(type_k: str, ty
 @pytest.mark.parametrize("n", [2047, 2048])
 def test_allocated_bytes_follow_the_designs_formula(type_k: str, type_v: str, n: int) -> None:
     cache = filled(n, type_k, type_v)
-    formula = kv_bytes([LayerShape(HEADS, DIM, DIM)], type_k, type_v, n, cache.settings.n_prefix) - 4 * n
+    formula = kv_bytes([LayerShape(HEADS, DIM, DIM)], [cache.settings.types], n) - 4 * n
     assert abs(cache.nbytes / formula - 1) <= 0.03
 
 
-def test_the_formula_counts_pages_tail_prefix_windows_and_token_ids() -> None:
+def test_the_formula_counts_pages_means_tail_prefix_windows_and_token_ids() -> None:
     full, window = LayerShape(2, 64, 128), LayerShape(2, 64, 128, window=200)
+    plain, paged, balanced = (LayerTypes("turbo4", "turbo3", mode, 4) for mode in ("off", "page", "full"))
     # turbo4 at 64: 34 bytes a head vector; turbo3 at 128: 50. 300 tokens: 2 pages, 44 tail tokens, 4 exact ones
     blocks = 2 * 128 * 2 * (34 + 50)
     floats = (44 + 4) * 2 * (64 + 128) * 2
-    assert kv_bytes([full], "turbo4", "turbo3", 300, 4) == blocks + floats + 4 * 300
+    assert kv_bytes([full], [plain], 300) == blocks + floats + 4 * 300
+    # a mean of K per page and head in f16, a scale per head in f32
+    assert kv_bytes([full], [paged], 300) == blocks + floats + 4 * 300 + 2 * 2 * 64 * 2
+    assert kv_bytes([full], [balanced], 300) == blocks + floats + 4 * 300 + 2 * 2 * 64 * 2 + 2 * 64 * 4
     # with a window of 200, a query at 1000 sees 801 .. 1000: pages 6 (768) and the tail from 896 on
-    assert kv_bytes([window], "turbo4", "turbo3", 1000, 4) == 128 * 2 * (34 + 50) + 104 * 2 * 192 * 2 + 4000
-    assert kv_bytes([full, full], "f16", "f16", 300, 0) == 2 * 300 * 2 * 192 * 2 + 1200
+    assert kv_bytes([window], [plain], 1000) == 128 * 2 * (34 + 50) + 104 * 2 * 192 * 2 + 4000
+    assert kv_bytes([full, full], [LayerTypes("f16", "f16", "off", 0)] * 2, 300) == 2 * 300 * 2 * 192 * 2 + 1200
 
 
 def test_appending_a_page_does_not_copy_the_planes_while_no_handle_lives() -> None:
@@ -330,7 +337,7 @@ def test_trimming_by_what_is_no_whole_number_changes_nothing(n: Any) -> None:
 
 
 def changed(state: tuple[Any, ...], **entries: Any) -> tuple[Any, ...]:
-    names = ["type_k", "type_v", "balance", "layer", "window", "n_prefix", "rope_dims", "rope_traditional", "has_tail"]
+    names = ["type_k", "type_v", "balance", "n_prefix", "layer", "window", "rope_dims", "rope_traditional", "has_tail"]
     names += ["offset", "first_page", "channel_scale", "dim_k", "dim_v", "k", "v"]
     return tuple(entries.get(name, value) for name, value in zip(names, state, strict=True))
 
@@ -378,7 +385,7 @@ def test_a_state_that_no_cache_can_have_given_is_refused_and_changes_nothing(nam
     before = contents(cache)
     with pytest.raises(TqggufError):
         cache.state = BAD_STATES[name]
-    assert (cache.settings.type_k, cache.offset, contents(cache)) == ("q8_0", 140, before)
+    assert (cache.settings.types.type_k, cache.offset, contents(cache)) == ("q8_0", 140, before)
     assert feed(cache, *rows(1), 0, 1)[0].shape[2] == 141
 
 

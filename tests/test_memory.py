@@ -7,17 +7,19 @@ import sys
 
 import pytest
 
+from tqgguf.formats.cache_spec import LayerTypes
 from tqgguf.formats.kv_size import kv_bytes
 from tqgguf.runtime.load import embedded_model, open_model
 
 N_TOKENS = 8192
 MEASURE = """
 import resource, sys
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import load_model
 import mlx.core as mx
 mx.set_default_device(mx.cpu)
-session = Session(load_model(), sys.argv[1], sys.argv[1])
+session = Session(load_model(), CacheSpec(sys.argv[1], sys.argv[1]))
 session.prefill([1 + i % 40000 for i in range(int(sys.argv[2]))])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 """
@@ -32,5 +34,9 @@ def peak_bytes(cache_type: str) -> int:
 @pytest.mark.slow
 def test_at_8192_tokens_the_process_saves_most_of_what_arithmetic_promises() -> None:
     shapes = open_model(embedded_model()).config.layer_shapes()
-    promised = kv_bytes(shapes, "f16", "f16", N_TOKENS, 0) - kv_bytes(shapes, "turbo4", "turbo4", N_TOKENS, 4)
+    sizes = [
+        kv_bytes(shapes, [types] * len(shapes), N_TOKENS)
+        for types in (LayerTypes("f16", "f16"), LayerTypes("turbo4", "turbo4", "full", 4))
+    ]
+    promised = sizes[0] - sizes[1]
     assert peak_bytes("f16") - peak_bytes("turbo4") >= 0.6 * promised

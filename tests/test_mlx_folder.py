@@ -15,6 +15,7 @@ from mlx_lm.utils import load_model as load_mlx_model
 from tiny_folders import SIZES, write_folder, write_json
 from tiny_models import vocabulary
 
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError, UnsupportedModelError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.chat import ChatTemplate
@@ -65,7 +66,7 @@ def test_recurrent_layers_have_no_kv_shape(tmp_path):
 @pytest.mark.parametrize(("model_type", "config"), [("llama", {}), ("qwen3", {}), ("gemma3_text", GEMMA)])
 def test_a_float_cache_gives_mlx_lms_own_logits(tmp_path, model_type, config):
     folder = write_folder(tmp_path, model_type, config=config)
-    session = Session(open_model(folder).load(), "f32", "f32")
+    session = Session(open_model(folder).load(), CacheSpec("f32", "f32"))
     model, _ = load_mlx_model(folder)
     expected = np.array(model(mx.array([PROMPT]), cache=mlx_prompt_cache(model)))[0, -1]
     found = session.prefill(PROMPT)
@@ -75,7 +76,7 @@ def test_a_float_cache_gives_mlx_lms_own_logits(tmp_path, model_type, config):
 @pytest.mark.parametrize(("model_type", "config"), [("llama", {}), ("gemma3_text", GEMMA), ("lfm2", LFM2)])
 def test_a_folder_generates_over_turbo_caches(tmp_path, model_type, config):
     loaded = open_model(write_folder(tmp_path, model_type, config=config)).load()
-    session = Session(loaded, "turbo4", "turbo3", strict=True)
+    session = Session(loaded, CacheSpec("turbo4", "turbo3"), strict=True)
     generation = Generation(session, greedy(), n_predict=8)
     text = "".join(generation.pieces(session.prefill(PROMPT)))
     assert generation.finish in ("length", "eog")

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.runtime.generate import Session
 from tqgguf.runtime.kv_cache import make_prompt_cache
 from tqgguf.runtime.load import LoadedModel, open_model
@@ -33,7 +34,7 @@ def compare(case: dict[str, Any], chosen: list[int]) -> None:
 
 def decode(loaded: LoadedModel, case: dict[str, Any]) -> list[int]:
     """The token that each step would choose, as `tqgguf run` evaluates them: the prompt, then token by token."""
-    session = Session(loaded, "f16", "f16")
+    session = Session(loaded, CacheSpec("f16", "f16"))
     rows = [session.prefill(case["prompt_ids"])]
     rows += [session.decode(token) for token in case["greedy_ids"][:-1]]
     return [int(row.argmax()) for row in rows]

@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from tiny_models import ORACLE_CASES, ORACLE_TOKENS, TinyModel, model_tensors, write_tiny
 
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.gguf_types import GGML_TYPES
@@ -167,7 +168,7 @@ def check_same_logits(kept: LoadedModel, dense: LoadedModel, tokens: list[int]) 
     ids = mx.array([tokens])
     check(np.array(kept.model(ids)), np.array(dense.model(ids)))
     for n in {1, min(len(tokens), 128 + MOST_SINGLE_ROWS), len(tokens)}:
-        sessions = [Session(loaded, "f32", "f32", chunk=128) for loaded in (kept, dense)]
+        sessions = [Session(loaded, CacheSpec("f32", "f32"), chunk=128) for loaded in (kept, dense)]
         check(*(session.prefill(tokens[:n]) for session in sessions))
         for token in (7, 200, 31):
             check(*(session.decode(token) for session in sessions))
@@ -272,7 +273,7 @@ def test_smollm2_chooses_the_dense_ones_tokens(smollm2):
     prompt = smollm2.tokenizer.encode("The weather hut on the pass is")
     chosen = []
     for loaded in (smollm2, dense):
-        session = Session(loaded, "turbo4", "turbo4")
+        session = Session(loaded, CacheSpec("turbo4", "turbo4"))
         logits, ids = session.prefill(prompt), []
         for _ in range(24):
             ids.append(int(logits.argmax()))

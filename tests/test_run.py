@@ -35,7 +35,7 @@ def test_stdout_carries_the_answer_alone_and_stderr_the_report(capsys) -> None:
     assert re.search(
         r"prompt: 37 tokens, [\d.]+ tokens/s; answer: \d+ decoded, [\d.]+ tokens/s; ended by the model", err
     )
-    assert re.search(r"KV cache: K turbo4, V turbo3, first 4 tokens exact; 44 tokens in 1\.01 MB, as f16 1\.01 MB", err)
+    assert "KV cache: K turbo4 balanced (scale from page 0), V turbo3, first 4 tokens exact; 44 tokens in 1.04 MB" in err
     assert "keys read from blocks: prompt 0.0% (0 of 21,090), answer 0.0% (0 of " in err
     assert "; the rest in f16, none by fallback" in err
 
@@ -114,7 +114,7 @@ def test_a_prompt_comes_through_a_pipe(monkeypatch, capsys) -> None:
         (["-c", "16384"], "-c 16384: the model was trained for 8192 tokens; expected at most that"),
         (["-c", "20"], "the prompt has 37 tokens: expected at most 20, the size of the context (-c)"),
         (["--temp", "nan"], "--temp: expected a number, found 'nan'"),
-        (["--exact-prefix", "129"], "--exact-prefix: expected a number from 0 to 128, found 129"),
+        (["--exact-prefix", "129"], "--cache-exact-first: expected a number from 0 to 128, found 129"),
         (["-l", "49152+1"], "--logit-bias: expected a token id below 49152, found 49152"),
         (["--rope-scale", "1e-38"], "RoPE frequency scale: expected 2.33e-10 to 4.29e+09, found 1"),
         (["--rope-freq-base", "1e-44"], "RoPE frequency base: expected 2.33e-10 to 1.84e+19, found 1e-44"),

@@ -13,7 +13,7 @@ import typer
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EVAL_FLAGS, EvalRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.cli.version import print_version
-from tqgguf.formats.balance import BALANCE_MODES
+from tqgguf.formats.cache_spec import BALANCE_MODES
 from tqgguf.runtime.cache_pairs import FORMS, MLX_BITS
 from tqgguf.runtime.missing_mlx import needs_mlx
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
-from tqgguf.formats.balance import BALANCE_MODES
 from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.cache_spec import BALANCE_MODES
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
 

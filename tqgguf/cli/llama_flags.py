@@ -296,7 +296,8 @@ OLDER_FLAGS: tuple[Flag, ...] = (
 OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--json", ours=True),
     _implemented("--strict-kv", ours=True),
-    _implemented("--exact-prefix", "integer", ours=True),
+    _implemented("--cache-exact-first --exact-prefix", "integer", ours=True),
+    _implemented("--kv-balance", "off|page|full", ours=True),
     _implemented("--debug", ours=True),
 )
 

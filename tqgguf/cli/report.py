@@ -23,8 +23,9 @@ def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bo
     prefix = f", first {cache.n_prefix} tokens exact" if cache.n_prefix else ""
     report = [
         f"{prompt}; {answer}; {ENDINGS[finish]}",
-        f"KV cache: K {cache.type_k}, V {cache.type_v}{prefix}; {cache.n_tokens:,} tokens in {_bytes(cache.kv_bytes)}, "
-        f"as f16 {_bytes(cache.f16_bytes)} ({cache.f16_bytes / max(cache.kv_bytes, 1):.2f}x)",
+        f"KV cache: K {cache.type_k}{_balance(cache)}, V {cache.type_v}{prefix}; "
+        f"{cache.n_tokens:,} tokens in {_bytes(cache.kv_bytes)}, as f16 {_bytes(cache.f16_bytes)} "
+        f"({cache.f16_bytes / max(cache.kv_bytes, 1):.2f}x)",
         _reads("keys", cache.type_k, cache),
     ]
     if cache.prompt_reads.values_from_blocks != cache.prompt_reads.keys_from_blocks:
@@ -39,6 +40,15 @@ def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bo
 def as_json(cache: CacheReport, timing: Timing, finish: str, seed: int) -> dict[str, Any]:
     """The same figures by name. Bytes and counts are whole numbers, times seconds."""
     return {"finish": finish, "seed": seed, "timing": asdict(timing), "kv_cache": asdict(cache)}
+
+
+def _balance(cache: CacheReport) -> str:
+    """What was taken out of K, and where its channel scale is from."""
+    if cache.balance == "off":
+        return ""
+    if cache.balance == "page":
+        return " minus page means"
+    return f" balanced (scale from {'calibration' if cache.is_calibrated else 'page 0'})"
 
 
 def _reads(what: str, cache_type: str, cache: CacheReport) -> str:

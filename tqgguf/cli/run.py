@@ -92,7 +92,14 @@ def run(
     threads: Annotated[int, option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")] = _DEFAULT.threads,
     # KV cache
     type_k: Annotated[
-        str, option(_KV, f"Cache type of K: {_TYPES}.", "-ctk", "--cache-type-k", metavar="TYPE")
+        str,
+        option(
+            _KV,
+            f"Cache type of K: {_TYPES}; by layer: turbo3,0-1:q8_0,-1:q8_0.",
+            "-ctk",
+            "--cache-type-k",
+            metavar="TYPE",
+        ),
     ] = _DEFAULT.type_k,
     type_v: Annotated[
         str, option(_KV, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
@@ -101,10 +108,25 @@ def run(
         str,
         option(_KV, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
     ] = _DEFAULT.flash_attention,
-    exact_prefix: Annotated[
+    balance: Annotated[
+        str | None,
+        option(
+            _KV,
+            "What is taken out of K before it is coded: each page's mean, and a scale per channel. "
+            "Default: full for turbo types, else off.",
+            "--kv-balance",
+            metavar="[off|page|full]",
+        ),
+    ] = _DEFAULT.balance,
+    exact_first: Annotated[
         int | None,
-        option(_KV, "First tokens kept in f16. Default: 4 with turbo types, else 0.", "--exact-prefix"),
-    ] = _DEFAULT.exact_prefix,
+        option(
+            _KV,
+            "First tokens kept in f16. Default: 4 with turbo types, else 0.",
+            "--cache-exact-first",
+            "--exact-prefix",
+        ),
+    ] = _DEFAULT.exact_first,
     strict_kv: Annotated[
         bool, option(_KV, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
     ] = False,

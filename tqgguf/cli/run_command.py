@@ -48,7 +48,7 @@ class _Run:
         )
         config = opened.config
         n_ctx = resolve_context(config, request.n_ctx)
-        check_cache_types(config.layer_shapes(), request.type_k, request.type_v)
+        check_cache_types(config.layer_shapes(), request.cache)
         chunk = round_chunk(min(request.n_ubatch, request.n_batch))
         if chunk != request.n_ubatch and "--ubatch-size" in request.given:
             self.say(
@@ -75,11 +75,9 @@ class _Run:
             self.say(f"device: {backends.describe()}")
         self.session = Session(
             loaded,
-            request.type_k,
-            request.type_v,
+            request.cache,
             n_ctx=n_ctx,
             chunk=chunk,
-            n_prefix=request.exact_prefix,
             strict=request.strict_kv,
         )
         self.sampler = Sampler(sampling)

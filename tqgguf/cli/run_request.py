@@ -6,9 +6,10 @@ Nothing here knows typer, and nothing reads files: `prompts` turns the names of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import Literal
 
-from tqgguf.formats.block_types import BLOCK_TYPES, PAGE_TOKENS
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.sampling_params import SamplingParams
 
@@ -19,7 +20,7 @@ _RANGES = {
     "n_batch": ("-b", 1, _INT32),
     "n_ubatch": ("-ub", 1, _INT32),
     "threads": ("-t", -_INT32, _INT32),
-    "exact_prefix": ("--exact-prefix", 0, PAGE_TOKENS),
+    "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
 }
 
 
@@ -82,8 +83,10 @@ class RunRequest:
     type_v: str = "f16"
     flash_attention: Literal["on", "off", "auto"] = "auto"
     """Changes nothing but this: "off" refuses a quantised V, as llama.cpp does."""
-    exact_prefix: int | None = None
+    exact_first: int | None = None
     """First tokens whose K and V stay f16, 0 to 128. None: what the cache types ask for."""
+    balance: str | None = None
+    """Balance of K: off, page or full. None: what its type asks for."""
     strict_kv: bool = False
     """Fail instead of decoding blocks for an attention that cannot read them."""
 
@@ -101,15 +104,26 @@ class RunRequest:
     notices: tuple[str, ...] = ()
     """What to tell the user on stderr before anything else, one line each."""
 
+    @property
+    def cache(self) -> CacheSpec:
+        """Types, exact prefix and balance together."""
+        return CacheSpec(self.type_k, self.type_v, self.exact_first, self.balance)
+
     def __post_init__(self) -> None:
         for name, (flag, low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
-        for flag, cache_type in (("-ctk", self.type_k), ("-ctv", self.type_v)):
-            if cache_type not in BLOCK_TYPES:
-                _refuse_type(flag, cache_type)
-        if self.flash_attention == "off" and BLOCK_TYPES[self.type_v].family != "float":
+        for flag, spec in (
+            ("-ctk", CacheSpec(type_k=self.type_k)),
+            ("-ctv", CacheSpec(type_v=self.type_v)),
+            ("--kv-balance", self.cache),
+        ):
+            try:
+                spec.check()
+            except RequestError as error:
+                raise RequestError(f"{flag}: {error}") from None
+        if self.flash_attention == "off" and not self.cache.has_float_v:
             raise RequestError(
                 f"-ctv {self.type_v} with -fa off: a quantised V cache needs flash attention; "
                 "leave -fa off away, or take f16, bf16 or f32 for V"
@@ -119,13 +133,3 @@ class RunRequest:
                 f"--chat-template: expected Jinja source, found {self.chat_template!r}; llama.cpp's built-in names are "
                 "not known here, give the template itself or a file after --chat-template-file"
             )
-
-
-def _refuse_type(flag: str, cache_type: str) -> NoReturn:
-    from tqgguf.formats.codec import resolve_codec  # lazily: numpy is not needed for --help
-
-    try:
-        resolve_codec(cache_type, PAGE_TOKENS, "k")
-    except RequestError as error:
-        raise RequestError(f"{flag}: {error}") from None
-    raise AssertionError(f"{cache_type} is a codec without a block type")

@@ -8,36 +8,13 @@ is arithmetic on arrays; which pages and queries it is fed with is decided by ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.errors import RequestError
-
-BalanceMode = Literal["off", "page", "full"]
-"""off: keys as they are. page: minus the mean of their page. full: times the channel scale too."""
-
-BALANCE_MODES: tuple[BalanceMode, ...] = get_args(BalanceMode)
-
 FLOOR = 1e-4
 """Added to both statistics, as a share of their mean over a head's channels, so that a channel which queries never use,
 or keys never vary in, gets a bounded scale. From the experiments on balance."""
-
-
-def resolve_balance(requested: str | None, type_k: str) -> BalanceMode:
-    """The mode of a cache whose K has this type: 'full' for turbo types unless another is requested, 'off' for others.
-
-    Float types have nothing to balance: 'off' whatever is requested. RequestError: an unknown mode.
-    """
-    mode = next((mode for mode in BALANCE_MODES if mode == requested), None)
-    if mode is None and requested is not None:
-        raise RequestError(f"balance of K: expected one of {', '.join(BALANCE_MODES)}, found {requested!r}")
-    family = BLOCK_TYPES[type_k].family
-    if family == "float":
-        return "off"
-    return mode or ("full" if family == "turbo" else "off")
 
 
 @dataclass(frozen=True)

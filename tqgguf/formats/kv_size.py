@@ -1,18 +1,20 @@
 """How many bytes a KV cache holds: one formula for run, plan and snapshots.
 
-Summed over layers: whole pages held, the f16 tail and exact prefix, and once per token its id. Balance adds page means
-and channel scales where it is on; it is charged here then too.
+Summed over layers: whole pages held, with their means where K is balanced, the f16 tail and exact prefix, the channel
+scale, and once per token its id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.cache_spec import LayerTypes
 from tqgguf.formats.codec import Side, resolve_codec
 
 F16_BYTES = 2
+F32_BYTES = 4
 TOKEN_ID_BYTES = 4
 SIDES: tuple[Side, Side] = ("k", "v")
 
@@ -26,22 +28,52 @@ class LayerShape:
     head_dim_v: int
     window: int | None = None
 
+    def head_dim(self, side: Side) -> int:
+        return self.head_dim_k if side == "k" else self.head_dim_v
 
-def kv_bytes(layers: Iterable[LayerShape], type_k: str, type_v: str, n_tokens: int, n_prefix: int) -> int:
-    """Bytes of a cache of `n_tokens`, the first `n_prefix` of them exact, as a query at position n_tokens needs it."""
+
+@dataclass(frozen=True)
+class SideBytes:
+    """What one side of one layer holds. values: numbers in whole pages (of a float type: in all rows)."""
+
+    pages: int = 0
+    """Bytes of blocks with their scales (of a float type: of all rows)."""
+    means: int = 0
+    prefix: int = 0
+    tail: int = 0
+    scale: int = 0
+    values: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.pages + self.means + self.prefix + self.tail + self.scale
+
+
+def kv_bytes(layers: Sequence[LayerShape], types: Sequence[LayerTypes], n_tokens: int) -> int:
+    """Bytes of a cache of `n_tokens`, as a query at position n_tokens needs it; one entry of `types` for each layer."""
     return TOKEN_ID_BYTES * n_tokens + sum(
-        _side_bytes(layer, cache_type, side, n_tokens, n_prefix)
-        for layer in layers
-        for side, cache_type in zip(SIDES, (type_k, type_v), strict=True)
+        side_bytes(layer, kinds, side, n_tokens).total
+        for layer, kinds in zip(layers, types, strict=True)
+        for side in SIDES
     )
 
 
-def _side_bytes(layer: LayerShape, cache_type: str, side: Side, n_tokens: int, n_prefix: int) -> int:
-    codec = resolve_codec(cache_type, layer.head_dim_k if side == "k" else layer.head_dim_v, side)
+def side_bytes(layer: LayerShape, types: LayerTypes, side: Side, n_tokens: int) -> SideBytes:
+    """One side's part of `kv_bytes`. RequestError: a type that the layer's heads cannot have."""
+    codec = resolve_codec(types.of(side), layer.head_dim(side), side)
     first_page = 0 if layer.window is None else max(0, n_tokens - layer.window + 1) // PAGE_TOKENS
-    row_bytes = layer.n_kv_heads * codec.row_bytes
+    row_bytes, channels = layer.n_kv_heads * codec.row_bytes, layer.n_kv_heads * codec.head_dim
     if codec.is_float:
-        return (n_tokens - first_page * PAGE_TOKENS) * row_bytes
+        n_rows = n_tokens - first_page * PAGE_TOKENS
+        return SideBytes(pages=n_rows * row_bytes, values=n_rows * channels)
     n_pages = n_tokens // PAGE_TOKENS - first_page
-    n_exact = n_tokens % PAGE_TOKENS + (n_prefix if first_page == 0 and n_pages > 0 else 0)
-    return n_pages * PAGE_TOKENS * row_bytes + n_exact * layer.n_kv_heads * codec.head_dim * F16_BYTES
+    balance = types.balance if side == "k" else "off"
+    n_exact = types.n_prefix if first_page == 0 and n_pages > 0 else 0
+    return SideBytes(
+        pages=n_pages * PAGE_TOKENS * row_bytes,
+        means=n_pages * channels * F16_BYTES if balance != "off" else 0,
+        prefix=n_exact * channels * F16_BYTES,
+        tail=n_tokens % PAGE_TOKENS * channels * F16_BYTES,
+        scale=channels * F32_BYTES if balance == "full" else 0,
+        values=n_pages * PAGE_TOKENS * channels,
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tqgguf.formats.balance import BALANCE_MODES
 from tqgguf.formats.block_types import BLOCK_TYPES, PAGE_TOKENS
+from tqgguf.formats.cache_spec import BALANCE_MODES
 from tqgguf.formats.errors import RequestError
 
 MLX_BITS = {"mlx-q8": 8, "mlx-q4": 4, "mlx-q2": 2}

@@ -14,9 +14,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
-from tqgguf.formats.balance import BalanceMode
 from tqgguf.formats.bits_per_value import StoredBits, bits_of_groups, bits_per_value
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.cache_spec import BalanceMode, CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.cache_pairs import MLX_BITS, PLAIN, CachePair
@@ -111,7 +110,10 @@ def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: Ca
 
     bits = bits_per_value(layers, types, n_ctx)
     label = pair.label + ("" if options.tail or not pair.has_blocks else NO_TAIL)
-    return Candidate(label, type_k, type_v, bits, make, tail=options.tail, balance=types[0].balance, n_prefix=types[0].n_prefix)
+    first = types[0]
+    return Candidate(
+        label, type_k, type_v, bits, make, tail=options.tail, balance=first.balance, n_prefix=first.n_prefix
+    )
 
 
 class _HalfQuantizedKVCache(QuantizedKVCache):

@@ -8,7 +8,7 @@ files.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import kv_bytes
 from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
-from tqgguf.runtime.kv_settings import default_prefix
 from tqgguf.runtime.load import LoadedModel
 from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.sampling import Sampler
@@ -63,10 +63,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the cache holds: types, bytes by the design's formula, what f16 would need, and what was read."""
+    """What the cache holds: types, bytes by the design's formula, what f16 would need, and what was read.
+
+    balance: of K, in the layers that have one. is_calibrated: its channel scales were given, not taken from page 0.
+    """
 
     type_k: str
     type_v: str
+    balance: str
+    is_calibrated: bool
     n_tokens: int
     n_prefix: int
     kv_bytes: int
@@ -83,19 +88,17 @@ class Session:
     def __init__(
         self,
         loaded: LoadedModel,
-        type_k: str = "f16",
-        type_v: str = "f16",
+        spec: CacheSpec = CacheSpec(),  # noqa: B008
         *,
         n_ctx: int | None = None,
         chunk: int = DEFAULT_CHUNK,
-        n_prefix: int | None = None,
+        channel_scales: Mapping[int, mx.array] | None = None,
         strict: bool = False,
     ) -> None:
         self.loaded = loaded
         self.n_ctx = n_ctx or loaded.config.context_length
         self.chunk = round_chunk(chunk)
-        self.type_k, self.type_v = type_k, type_v
-        self.n_prefix = default_prefix(type_k, type_v) if n_prefix is None else n_prefix
+        self.spec, self.channel_scales = spec, channel_scales
         self.usage = Usage(strict=strict)
         self.cache = self._new_cache()
         self.tokens: list[int] = []
@@ -106,7 +109,16 @@ class Session:
         """An evaluation was broken off, so that the layers may hold different tokens."""
 
     def _new_cache(self) -> list[Any]:
-        return make_prompt_cache(self.loaded.model, self.type_k, self.type_v, n_prefix=self.n_prefix, usage=self.usage)
+        spec = self.spec
+        return make_prompt_cache(
+            self.loaded.model,
+            spec.type_k,
+            spec.type_v,
+            n_prefix=spec.n_prefix,
+            balance=spec.balance,
+            channel_scales=self.channel_scales,
+            usage=self.usage,
+        )
 
     @property
     def room(self) -> int:
@@ -191,19 +203,22 @@ class Session:
 
     def report(self) -> CacheReport:
         """What the cache holds now and what attention has read so far."""
-        n_blocks = sum(isinstance(c, BlockKVCache) for c in self.cache)
+        ours = [c.settings.types for c in self.cache if isinstance(c, BlockKVCache)]
         shapes, n = self.loaded.config.layer_shapes(), len(self.tokens)
+        balances = {types.balance for types in ours} - {"off"}
         return CacheReport(
-            type_k=self.type_k,
-            type_v=self.type_v,
+            type_k=self.spec.type_k,
+            type_v=self.spec.type_v,
+            balance=next(iter(balances), "off"),
+            is_calibrated="full" in balances and bool(self.channel_scales),
             n_tokens=n,
-            n_prefix=min(self.n_prefix, n),
-            kv_bytes=kv_bytes(shapes, self.type_k, self.type_v, n, self.n_prefix),
-            f16_bytes=kv_bytes(shapes, "f16", "f16", n, 0),
+            n_prefix=min(n, *(types.n_prefix for types in ours)) if ours else 0,
+            kv_bytes=kv_bytes(shapes, ours, n),
+            f16_bytes=kv_bytes(shapes, [LayerTypes("f16", "f16")] * len(shapes), n),
             prompt_reads=self._prompt_reads,
             answer_reads=_combine(int.__sub__, self.usage.reads, self._prompt_reads),
             by_fallback=self.usage.by_fallback,
-            n_other_layers=len(self.cache) - n_blocks,
+            n_other_layers=len(self.cache) - len(ours),
         )
 
 

@@ -35,7 +35,7 @@ def balance_rows(rows: mx.array, mean: mx.array, scale: mx.array | None) -> mx.a
 
 
 def unbalance_pages(rows: mx.array, means: mx.array, scale: mx.array | None) -> mx.array:
-    """`balance.unbalance_rows`, lazily: rows f32 [n_kv_heads, pages * tokens, head_dim], means [pages, n_kv_heads, ...]."""
+    """`balance.unbalance_rows`, lazily: rows [n_kv_heads, pages * tokens, head_dim], means [pages, n_kv_heads, ...]."""
     pages = rows.reshape(rows.shape[0], means.shape[0], -1, rows.shape[2])
     if scale is not None:
         pages = pages / scale[:, None, None]

@@ -16,12 +16,13 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, _BaseCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
 from tqgguf.formats.balance import NOT_ROTATED, RopeLayout
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.codec import Side
 from tqgguf.formats.errors import EncodeError, FormatError, RequestError
 from tqgguf.runtime import hook
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv_balance import ChannelScale
-from tqgguf.runtime.kv_settings import N_SCALARS, LayerSettings, check_types, is_whole, layer_codec
+from tqgguf.runtime.kv_settings import N_SCALARS, LayerSettings, is_whole, layer_codec
 from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView
 from tqgguf.runtime.planes import Plane
 from tqgguf.runtime.readings import Reading
@@ -51,9 +52,8 @@ class BlockKVCache(_BaseCache):
         usage: hook.Usage | None = None,
         reading: Reading | None = None,
     ) -> None:
-        settings = LayerSettings.resolve(
-            type_k, type_v, balance=balance, layer=layer, window=window, n_prefix=n_prefix, rope=rope, has_tail=tail
-        )
+        (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
+        settings = LayerSettings(types, layer, window, rope, tail)
         self._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
 
     def _start(
@@ -65,20 +65,20 @@ class BlockKVCache(_BaseCache):
         self.sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
 
     def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
-        settings = self.settings
-        codec = layer_codec(settings.type_k if side == "k" else settings.type_v, head_dim, side, self.layer)
+        types, rope = self.settings.types, self.settings.rope
+        codec = layer_codec(types.of(side), head_dim, side, self.layer)
         if codec.is_float:
             return FloatSide(codec)
-        made = BlockSide(codec, settings.n_prefix, self.reading)
-        if side == "k" and settings.balance != "off":
+        made = BlockSide(codec, types.n_prefix, self.reading)
+        if side == "k" and types.balance != "off":
             made.means = Plane()
-            if settings.balance == "full":
-                if settings.rope.dims > head_dim:
+            if types.balance == "full":
+                if rope.dims > head_dim:
                     raise RequestError(
                         f"layer {self.layer}, K: expected RoPE over at most the {head_dim} channels of a head, "
-                        f"found {settings.rope.dims}"
+                        f"found {rope.dims}"
                     )
-                made.scale = ChannelScale(settings.rope, self.channel_scale)
+                made.scale = ChannelScale(rope, self.channel_scale)
         return made
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -316,32 +316,33 @@ def make_prompt_cache(
     """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
 
     Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
-    (recurrent layers) stay as the model makes them. n_prefix: tokens kept in f16 at the start (default 4 with a turbo
-    type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for turbo K, 'off' for others). channel_scales: of
-    a calibration, f32 [n_kv_heads, head_dim] by layer; layers without one take theirs from page 0. tail: see
-    `BlockKVCache`. strict: attention that cannot read blocks is an error. usage: count into this instead. RequestError:
-    an unknown type, or, at the first token, a head size that a type cannot hold (naming the layer).
+    (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
+    in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
+    turbo K, 'off' for others). channel_scales: of a calibration, f32 [n_kv_heads, head_dim] by layer; layers without
+    one take theirs from page 0. tail: see `BlockKVCache`. strict: attention that cannot read blocks is an error. usage:
+    count into this instead. RequestError: an unknown type, or, at the first token, a head size that a type cannot hold
+    (naming the layer).
     """
-    check_types(type_k, type_v)
+    spec = CacheSpec(type_k, type_v, n_prefix, balance)
+    spec.check()
     hook.install()
     usage = usage or hook.Usage(strict=strict)
     ropes = dict(enumerate(rope_layouts(model)))
-    caches = []
-    for layer, cache in enumerate(mlx_prompt_cache(model)):
+    caches = mlx_prompt_cache(model)
+    for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
         sliding = type(cache) is RotatingKVCache and cache.keep == 0
         if type(cache) is KVCache or sliding:
-            cache = BlockKVCache(
-                type_k,
-                type_v,
+            caches[layer] = BlockKVCache(
+                types.type_k,
+                types.type_v,
                 layer=layer,
                 window=cache.max_size if sliding else None,
-                n_prefix=n_prefix,
-                balance=balance,
+                n_prefix=types.n_prefix,
+                balance=types.balance,
                 rope=ropes.get(layer, NOT_ROTATED),
                 channel_scale=(channel_scales or {}).get(layer),
                 tail=tail,
                 usage=usage,
                 reading=reading,
             )
-        caches.append(cache)
     return caches
