@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyModel, write_tiny
 
-from tqgguf.cli.run import EXAMPLES
+from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
+from tqgguf.cli.run import EXAMPLES as RUN_EXAMPLES
+
+EXAMPLES = {"run": RUN_EXAMPLES, "eval": EVAL_EXAMPLES}
+SHOWN = {"run": "KV cache: K ", "eval": "window 1 of "}  # on stderr, of every run that worked
 
 
 def tqgguf(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -20,17 +24,19 @@ def tqgguf(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, input="Who are you?\n")
 
 
-def test_the_help_of_run_ends_with_its_examples(tmp_path: Path) -> None:
-    shown = tqgguf(tmp_path, "run", "--help").stdout
-    assert shown.endswith("Examples:\n" + "".join(f"  {example}\n" for example in EXAMPLES))
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_the_help_of_a_verb_ends_with_its_examples(verb: str, tmp_path: Path) -> None:
+    shown = tqgguf(tmp_path, verb, "--help").stdout
+    assert shown.endswith("Examples:\n" + "".join(f"  {example}\n" for example in EXAMPLES[verb]))
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_works(example: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("verb", "example"), [(verb, line) for verb, lines in EXAMPLES.items() for line in lines])
+def test_an_example_works(verb: str, example: str, tmp_path: Path) -> None:
     write_tiny(tmp_path / "model.gguf", TinyModel(head_dim=128, context_length=8192))
     (tmp_path / "question.txt").write_text("What is this?\n")
+    (tmp_path / "text.txt").write_text("What is this? " * 500)
     program, *argv = shlex.split(example, comments=True)
     assert program == "tqgguf"
     done = tqgguf(tmp_path, *argv)
     assert done.returncode == 0, done.stderr
-    assert "KV cache: K " in done.stderr
+    assert SHOWN[verb] in done.stderr

@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tqgguf.cli.llama_flags import FLAGS, SWITCH, SWITCH_OR_AUTO, Fate, Flag
 from tqgguf.formats.errors import RequestError
@@ -31,6 +31,8 @@ class SortedArguments:
     notices: tuple[str, ...]
     given: frozenset[str]
     """First long spellings of the implemented flags that the command line or the environment sets."""
+    words: tuple[str, ...] = field(default=(), compare=False)
+    """The argument vector as it was."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def sort_arguments(
     `name=value`, and a lone `-` for `--file -`. RequestError for a refused or unknown flag, a missing value, a value
     of another kind.
     """
-    on_line = list(_occurrences(list(argv), flags, verb))
+    words = tuple(argv)
+    on_line = list(_occurrences(list(words), flags, verb))
     if on_line and on_line[-1].flag.name in _ENDS_PARSING:
         return SortedArguments([on_line[-1].flag.name], (), frozenset())
     subjects = {given.flag.subject for given in on_line}
@@ -77,7 +80,7 @@ def sort_arguments(
         else:
             argv_out += [given.flag.name if given.positive else given.flag.negative, *_plain(given)]
             names.add(given.flag.name)
-    return SortedArguments(argv_out, tuple(dict.fromkeys(notices)), frozenset(names))
+    return SortedArguments(argv_out, tuple(dict.fromkeys(notices)), frozenset(names), words)
 
 
 def _occurrences(rest: list[str], flags: Sequence[Flag], verb: str) -> Iterable[_Given]:

@@ -5,7 +5,6 @@ Each parameter below bears the name of the field it fills in EvalRequest.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -137,8 +136,8 @@ def evaluate(
     """
     given = sorted_arguments(ctx)
     values = {**ctx.params, "rope_freq_scale": stretched_freq_scale(ctx.params)}
-    request = EvalRequest(**fields_of(EvalRequest, values, given=given.given, notices=given.notices))
+    request = EvalRequest(**fields_of(EvalRequest, values, given=given.given, notices=given.notices, words=given.words))
     with needs_mlx("tqgguf eval"):
         from tqgguf.cli import eval_command  # lazily: it brings MLX in, for which --help and refusals must not wait
 
-    raise typer.Exit(eval_command.evaluate(request, sys.argv))
+    raise typer.Exit(eval_command.evaluate(request))

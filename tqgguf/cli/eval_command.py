@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import tqgguf
 from tqgguf.cli import eval_table
+from tqgguf.cli.eval_plots import check_plots
 from tqgguf.cli.eval_request import ALL_CHUNKS, DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
@@ -24,20 +30,22 @@ from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
 from tqgguf.runtime.evaluation_caches import PLAIN_OPTIONS, CacheOptions, Candidate, can_hold, candidate, reference
 from tqgguf.runtime.generate import round_chunk
-from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.runtime.load import OpenModel, embedded_model, open_model
+from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import resolve_context
 from tqgguf.texts import default_text
 
 OWN_TEXT = "tqgguf's own text"
 
 
-def evaluate(request: EvalRequest, argv: Sequence[str]) -> int:
+def evaluate(request: EvalRequest) -> int:
     """Serve the request and return the exit status; 130 if it was interrupted, after what had been measured by then.
 
     What can be refused is refused before any weight is read.
     """
     for notice in request.notices:
         say(notice)
+    folder = _report_folder(request)
     text, source = _read_text(request)
     opened = open_model(
         request.model or embedded_model(),
@@ -67,22 +75,72 @@ def evaluate(request: EvalRequest, argv: Sequence[str]) -> int:
     interrupted = _run(evaluation, plan)
     results = evaluation.results()
     n_scored = results[0].statistics.n_tokens
+    about = {
+        "model": _about_model(opened),
+        "text": source,
+        "n_ctx": n_ctx,
+        "n_windows": len(windows),
+        "n_scored": n_scored,
+        "first_scored": plan.first_scored,
+        "chunk": plan.chunk,
+        "interrupted": interrupted,
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "device": backends.describe(),
+        "versions": _versions(),
+    }
+    found = {**about, "rows": eval_table.as_json(results)}
     if request.json_output:
-        about: dict[str, Any] = {
-            "model": {"path": str(opened.path), "architecture": config.architecture, "name": config.name},
-            "text": source,
-            "n_ctx": n_ctx,
-            "n_windows": len(windows),
-            "chunk": plan.chunk,
-            "first_scored": plan.first_scored,
-            "interrupted": interrupted,
-        }
-        print(json.dumps({**about, "rows": eval_table.as_json(results)}, ensure_ascii=False), flush=True)
+        print(json.dumps(found, ensure_ascii=False), flush=True)
     elif n_scored:
         print("\n".join(eval_table.lines(results)), flush=True)
+    if folder is not None and n_scored:
+        from tqgguf.cli.eval_page import page  # lazily: it takes matplotlib in
+
+        (folder / "eval.html").write_text(page(results, about, request.words), encoding="utf-8")
+        (folder / "eval.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        say(f"report: {folder / 'eval.html'}")
     if interrupted:
         say(f"interrupted: {n_scored:,} of {plan.n_scored:,} tokens were scored")
     return INTERRUPTED if interrupted else 0
+
+
+def _report_folder(request: EvalRequest) -> Path | None:
+    """The folder of --report, made if need be; refused before anything is measured if it cannot be written."""
+    if request.report is None:
+        return None
+    check_plots()
+    folder = Path(request.report)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RequestError(f"--report {folder}: expected a folder to write into: {error.strerror or error}") from None
+    return folder
+
+
+def _about_model(opened: OpenModel | OpenFolder) -> dict[str, Any]:
+    path, config = Path(opened.path), opened.config
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return {
+        "file": path.name,
+        "bytes": sum(file.stat().st_size for file in files),
+        "architecture": config.architecture,
+        "name": config.name,
+        "layers": config.n_layers,
+        "vocabulary": config.vocab_size,
+        "context": config.context_length,
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("mlx", "mlx-lm", "numpy")}
+    return {
+        "tqgguf": tqgguf.__version__,
+        **packages,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
 
 
 def say(line: str) -> None:

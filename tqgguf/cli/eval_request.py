@@ -5,7 +5,7 @@ Nothing here knows typer, and nothing reads files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
@@ -85,6 +85,8 @@ class EvalRequest:
     debug: bool = False
     given: frozenset[str] = frozenset()
     """First long spellings of all flags that were given."""
+    words: tuple[str, ...] = field(default=(), compare=False)
+    """The command line after `tqgguf eval`, for a report that says how to repeat it."""
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

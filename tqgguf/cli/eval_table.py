@@ -15,15 +15,29 @@ _COLUMNS = ("cache K/V", "bits", "perplexity", "ratio", "KLD", "median", "99%", 
 
 def lines(results: Sequence[Result]) -> list[str]:
     """The table of all figures, then KLD by position where there is more than one range, then notes."""
-    table = [_COLUMNS, *(_row(result) for result in results)]
-    found = _aligned(table)
-    ranges = results[0].by_position
-    if len(ranges) > 1:
-        heads = ["KLD by position", *(f"{_thousands(r.start)}-{_thousands(r.end)}" for r in ranges)]
-        rows = [[r.candidate.label, *(number(p.statistics.kld) for p in r.by_position)] for r in results[1:]]
-        found += ["", *_aligned([heads, *rows])]
-    notes = [f"{r.candidate.label}: {note}" for r in results for note in _notes(r)]
-    return [*found, *([""] if notes else []), *notes]
+    found = _aligned(figures(results))
+    for more in (_aligned(ranges(results)), notes(results)):
+        found += ["", *more] if more else []
+    return found
+
+
+def figures(results: Sequence[Result]) -> list[Sequence[str]]:
+    """The table of all figures, its header first."""
+    return [_COLUMNS, *(_row(result) for result in results)]
+
+
+def ranges(results: Sequence[Result]) -> list[Sequence[str]]:
+    """Mean KLD by position, the header first; nothing where all positions are in one range."""
+    edges = [(r.start, r.end) for r in results[0].by_position]
+    if len(edges) < 2:
+        return []
+    heads = ["KLD by position", *(f"{_thousands(start)}-{_thousands(end)}" for start, end in edges)]
+    return [heads, *([r.candidate.label, *(number(p.statistics.kld) for p in r.by_position)] for r in results[1:])]
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """What is to be known of single caches."""
+    return [f"{r.candidate.label}: {note}" for r in results for note in _notes(r)]
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -93,6 +107,8 @@ def _notes(result: Result) -> list[str]:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns of one width each, the first to the left, the others to the right."""
+    if not rows:
+        return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
