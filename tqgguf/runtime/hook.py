@@ -9,6 +9,7 @@ Every other use is a fallback: counted, and an error under strict.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +30,15 @@ _original = base.scaled_dot_product_attention
 class Usage:
     """What attention read, for all layers of one prompt cache.
 
-    unattended: layers from whose last step nobody has attended (yet).
+    unattended: layers from whose last step nobody has attended (yet). observer: called with every step that is attended
+    from, and its queries [1, n_heads, rows, head_dim].
     """
 
     strict: bool = False
     reads: Reads = field(default_factory=Reads)
     by_fallback: int = 0
     unattended: set[int] = field(default_factory=set)
+    observer: Callable[[Step, mx.array], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Step:
         self.usage.by_fallback -= self._n_reads
         if self.scale is not None:
             self.scale.observe(q[0], self.offset, self.k.rows.shape[0])
+        if self.usage.observer is not None:
+            self.usage.observer(self, q)
         return attend(
             q,
             self.k if self.waiting is None else self.waiting.view(),
