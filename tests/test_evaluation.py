@@ -310,6 +310,10 @@ def test_a_head_size_that_a_cache_cannot_hold_is_refused_by_name(tmp_path: Path)
     [
         ("turbo4/turbo3, q8_0", [("turbo4", "turbo3", ""), ("q8_0", "q8_0", "")]),
         ("mlx-q4,mlx-q4", [("mlx-q4", "mlx-q4", "")]),
+        (
+            "turbo3,0-1:q8_0,-1:f16/turbo3, 0:q4_0@full,f16",
+            [("turbo3,0-1:q8_0,-1:f16", "turbo3, 0:q4_0", "full"), ("f16", "f16", "")],
+        ),
         ("turbo3@plain,turbo3/f16@page", [("turbo3", "turbo3", "plain"), ("turbo3", "f16", "page")]),
     ],
 )
@@ -342,6 +346,16 @@ def test_another_form_of_a_pair_is_another_cache(tiny: LoadedModel) -> None:
         round(bits, 4)
         for bits in (3.125 + 0.125 + 4 * 16 / N_CTX + 32 / N_CTX, 3.125, 3.375, 3.25, 4.5 + 0.125 + 32 / N_CTX)
     ]
+
+
+def test_types_by_layer_are_evaluated_and_charged_by_layer(tiny: LoadedModel) -> None:
+    row = rows(tiny, "turbo3,-1:q8_0/q4_0")[1]
+    assert (row.balance, row.n_prefix) == ("full,off", 4)
+    assert row.bits.k == pytest.approx((3.125 + 0.125 + 32 / N_CTX + 8.5) / 2 + 4 * 16 / N_CTX)
+    assert row.bits.v == pytest.approx(4.5 + 4 * 16 / N_CTX)
+    evaluation = evaluated(tiny, "turbo3,-1:q8_0/turbo3,turbo3", Plan(windows()))
+    mixed, plain = (result.statistics.kld for result in evaluation.results()[1:])
+    assert 0 < mixed < plain
 
 
 # Texts

@@ -10,7 +10,6 @@ from functools import partial
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.formats.block_types import PAGE_TOKENS
-from tqgguf.formats.cache_spec import BALANCE_MODES
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
 
@@ -28,7 +27,8 @@ _RANGES = {
 # Of run's implemented flags, those that mean the same here; the table says what else llama.cpp's scripts may hold.
 _SHARED = {
     "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
-    "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--json", "--verbose", "--debug",
+    "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--kv-balance", "--cache-exact-first",
+    "--json", "--verbose", "--debug",
 }  # fmt: skip
 
 _own = partial(row, Fate.IMPLEMENTED, "", ours=True)
@@ -40,8 +40,6 @@ EVAL_FLAGS: tuple[Flag, ...] = (
     _own("--chunks", "integer"),
     _own("--like-llama"),
     _own("--no-tail"),
-    _own("--kv-balance", "|".join(BALANCE_MODES)),
-    _own("--cache-exact-first --exact-prefix", "integer"),
     _own("--report", "text"),
     row(Fate.REFUSED, _PAIRS, "-ctk --cache-type-k", "text"),
     row(Fate.REFUSED, _PAIRS, "-ctv --cache-type-v", "text"),

@@ -37,17 +37,19 @@ def bits_per_value(layers: Sequence[LayerShape], types: Sequence[LayerTypes], n_
     return _stored_bits(sides("k"), sides("v"))
 
 
-def bits_of_groups(layers: Sequence[LayerShape], bits: int, group_size: int, group_bytes: int) -> StoredBits:
+def bits_of_groups(
+    layers: Sequence[LayerShape], n_tokens: int, bits: int, group_size: int, group_bytes: int
+) -> StoredBits:
     """Of mlx-lm's quantised cache: `bits` a value and `group_bytes` of scale and bias for every `group_size` values.
 
     Its sliding-window layers cannot be quantised and stay f16.
     """
-    per_group = {False: bits * group_size + 8 * group_bytes, True: 16 * group_size}
+    quantised = bits + 8 * group_bytes / group_size
 
     def sides(side: Side) -> Iterable[tuple[float, int]]:
         for layer in layers:
-            values = layer.n_kv_heads * layer.head_dim(side)
-            yield values * per_group[layer.window is not None] / group_size / 8, values
+            held = side_bytes(layer, LayerTypes("f16", "f16"), side, n_tokens)
+            yield (held.total if layer.window is not None else held.values * quantised / 8), held.values
 
     return _stored_bits(sides("k"), sides("v"))
 

@@ -70,8 +70,12 @@ class CacheSpec:
     @property
     def has_float_v(self) -> bool:
         """Whether V is of a float type in every layer."""
-        first, rules = _parse("v", self.type_v)
-        return all(BLOCK_TYPES[name].family == "float" for name in (first, *(rule[2] for rule in rules)))
+        return _is_float("v", self.type_v)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether K or V is of another type than a float one in some layer."""
+        return not (_is_float("k", self.type_k) and self.has_float_v)
 
     def _prefix(self, types: Iterable[str]) -> int:
         n = self.n_prefix
@@ -99,6 +103,11 @@ def resolve_balance(requested: str | None, type_k: str) -> BalanceMode:
 def default_prefix(types: Iterable[str]) -> int:
     """Length of the exact prefix of a cache that uses these types: 4 where one is a turbo type, else 0."""
     return TURBO_PREFIX if any(t in BLOCK_TYPES and BLOCK_TYPES[t].family == "turbo" for t in types) else 0
+
+
+def _is_float(side: Side, text: str) -> bool:
+    first, rules = _parse(side, text)
+    return all(BLOCK_TYPES[name].family == "float" for name in (first, *(rule[2] for rule in rules)))
 
 
 def _of_layers(side: Side, text: str, n_layers: int) -> Sequence[str]:

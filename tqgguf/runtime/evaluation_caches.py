@@ -15,7 +15,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
 from tqgguf.formats.bits_per_value import StoredBits, bits_of_groups, bits_per_value
-from tqgguf.formats.cache_spec import BalanceMode, CacheSpec
+from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.cache_pairs import MLX_BITS, PLAIN, CachePair
@@ -41,7 +41,8 @@ class Candidate:
     make: Callable[[Any, Usage], list[Any]]
     tail: bool = True
     """False: queries read their own page as blocks too, as if there were no f16 tail."""
-    balance: BalanceMode = "off"
+    balance: str = "off"
+    """The mode; the modes of different layers with a comma between."""
     n_prefix: int = 0
     simulated: bool = False
     """Imitated on the float path: its values are what the cache would give, its bytes and speed are not."""
@@ -75,7 +76,7 @@ def reference(layers: Sequence[LayerShape], n_ctx: int) -> Candidate:
 
 def candidate(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
     """The row of a pair of cache types, with the bits of `n_ctx` tokens. RequestError: heads it cannot hold."""
-    return _mlx(pair, layers) if pair.is_mlx else _ours(pair, layers, n_ctx, options.of(pair))
+    return _mlx(pair, layers, n_ctx) if pair.is_mlx else _ours(pair, layers, n_ctx, options.of(pair))
 
 
 def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
@@ -110,10 +111,8 @@ def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: Ca
 
     bits = bits_per_value(layers, types, n_ctx)
     label = pair.label + ("" if options.tail or not pair.has_blocks else NO_TAIL)
-    first = types[0]
-    return Candidate(
-        label, type_k, type_v, bits, make, tail=options.tail, balance=first.balance, n_prefix=first.n_prefix
-    )
+    balance, n_prefix = ",".join(sorted({layer.balance for layer in types})), types[0].n_prefix
+    return Candidate(label, type_k, type_v, bits, make, tail=options.tail, balance=balance, n_prefix=n_prefix)
 
 
 class _HalfQuantizedKVCache(QuantizedKVCache):
@@ -123,7 +122,7 @@ class _HalfQuantizedKVCache(QuantizedKVCache):
         return super().update_and_fetch(keys.astype(mx.float16), values.astype(mx.float16))
 
 
-def _mlx(pair: CachePair, layers: Sequence[LayerShape]) -> Candidate:
+def _mlx(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int) -> Candidate:
     _check_groups(pair, layers)
     bits = MLX_BITS[pair.type_k]
 
@@ -136,7 +135,7 @@ def _mlx(pair: CachePair, layers: Sequence[LayerShape]) -> Candidate:
 
     has_windows = any(layer.window is not None for layer in layers)
     note = "window layers stay f16: mlx-lm cannot quantise them" if has_windows else ""
-    stored = bits_of_groups(layers, bits, MLX_GROUP, MLX_GROUP_BYTES)
+    stored = bits_of_groups(layers, n_ctx, bits, MLX_GROUP, MLX_GROUP_BYTES)
     return Candidate(pair.label, pair.type_k, pair.type_v, stored, make, note=note)
 
 
