@@ -10,7 +10,8 @@ import pytest
 
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
+from tqgguf.runtime.generate import Generation, Session, check_prompt
+from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.load import LoadedModel
 from tqgguf.runtime.readings import Reads

@@ -29,7 +29,7 @@ from tqgguf.runtime import backends
 from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
 from tqgguf.runtime.evaluation_caches import PLAIN_OPTIONS, CacheOptions, Candidate, can_hold, candidate, reference
-from tqgguf.runtime.generate import round_chunk
+from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.load import OpenModel, embedded_model, open_model
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import resolve_context

@@ -12,6 +12,7 @@ from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
+from tqgguf.runtime.grid import DEFAULT_CHUNK
 
 ALL_CHUNKS = -1
 DEFAULT_CHUNKS = 2
@@ -63,7 +64,7 @@ class EvalRequest:
     n_chunks: int = DEFAULT_CHUNKS
     """Windows; ALL_CHUNKS: as many as the text gives. The default takes fewer where the text is short."""
     n_batch: int = 2048
-    n_ubatch: int = 256
+    n_ubatch: int = DEFAULT_CHUNK
     """Tokens evaluated at a time, at most n_batch, not yet rounded up to whole pages."""
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0

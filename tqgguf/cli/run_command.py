@@ -19,7 +19,8 @@ from tqgguf.formats.gguf_errors import shown
 from tqgguf.runtime import backends
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
-from tqgguf.runtime.generate import Generation, Session, check_prompt, round_chunk
+from tqgguf.runtime.generate import Generation, Session, check_prompt
+from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.kv_settings import check_cache_types
 from tqgguf.runtime.load import embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context

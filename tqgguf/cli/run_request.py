@@ -11,6 +11,7 @@ from typing import Literal
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.sampling_params import SamplingParams
 
 _INT32 = 2**31 - 1
@@ -70,7 +71,7 @@ class RunRequest:
     """Tokens of context. 0: as many as the model was trained for."""
     n_batch: int = 2048
     """Most prompt tokens handed over at a time; an upper bound on `n_ubatch`."""
-    n_ubatch: int = 256
+    n_ubatch: int = DEFAULT_CHUNK
     """Prompt tokens evaluated at a time, not yet rounded up to whole pages."""
     rope_freq_base: float = 0.0
     """RoPE's base frequency. 0: the model's own."""

@@ -20,6 +20,7 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import kv_bytes
+from tqgguf.runtime.grid import DEFAULT_CHUNK, round_chunk
 from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
 from tqgguf.runtime.load import LoadedModel
@@ -27,7 +28,6 @@ from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.text_stream import TextStream
 
-DEFAULT_CHUNK = 256  # tokens of a prompt evaluated at once
 CLEAR_CACHE_EVERY = 256  # decoded tokens after which mlx returns unused buffers
 
 Progress = Callable[[int, int], None]
@@ -44,11 +44,6 @@ def check_prompt(n_tokens: int, n_ctx: int) -> None:
 
 def _combine(operation: Callable[[int, int], int], a: Reads, b: Reads) -> Reads:
     return Reads(*map(operation, astuple(a), astuple(b)))
-
-
-def round_chunk(chunk: int) -> int:
-    """The grid step that a requested one becomes: the next multiple of a page."""
-    return max(1, -(-chunk // PAGE_TOKENS)) * PAGE_TOKENS
 
 
 @dataclass
