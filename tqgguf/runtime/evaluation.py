@@ -146,9 +146,13 @@ class Evaluation:
                 scored = self._score(chunk, rows, window) if len(rows) else []
                 for parts, scores in zip(self._parts, scored, strict=False):
                     parts.append(scores)
+                advance(chunk.stop - chunk.start)
 
     def chunks(self, window: NDArray[np.int64], advance: Callable[[int], None] | None = None) -> Iterator[Chunk]:
-        """Step fresh caches through a window int64 [n_ctx] on the grid. advance: called with tokens just evaluated."""
+        """Step fresh caches through a window int64 [n_ctx] on the grid.
+
+        advance: called with each cache's tokens, but for the last cache's: those count once the chunk is scored.
+        """
         caches = [c.make(self.loaded.model, usage) for c, usage in zip(self.candidates, self._usage, strict=True)]
         for start, stop in pairwise(cuts(0, len(window), self.plan.chunk)):
             outputs = []
@@ -156,7 +160,7 @@ class Evaluation:
                 found = self.loaded.outputs(mx.array(window[None, start:stop].astype(np.int32)), cache)
                 mx.eval(found, [layer.state for layer in cache])
                 outputs.append(found)
-                if advance is not None:
+                if advance is not None and len(outputs) < len(caches):
                     advance(stop - start)
             yield Chunk(start, stop, outputs)
             mx.clear_cache()
