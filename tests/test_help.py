@@ -30,6 +30,11 @@ def test_the_help_of_a_verb_ends_with_its_examples(verb: str, tmp_path: Path) ->
     assert shown.endswith("Examples:\n" + "".join(f"  {example}\n" for example in EXAMPLES[verb]))
 
 
+def test_the_help_of_the_program_ends_with_the_first_example_of_every_verb(tmp_path: Path) -> None:
+    shown = tqgguf(tmp_path, "--help").stdout
+    assert shown.endswith("Examples:\n" + "".join(f"  {examples[0]}\n" for examples in EXAMPLES.values()))
+
+
 @pytest.mark.parametrize(("verb", "example"), [(verb, line) for verb, lines in EXAMPLES.items() for line in lines])
 def test_an_example_works(verb: str, example: str, tmp_path: Path) -> None:
     write_tiny(tmp_path / "model.gguf", TinyModel(head_dim=128, context_length=8192))

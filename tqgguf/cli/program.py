@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from tqgguf.cli.eval import EvalCommand, evaluate
 from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.run import RunCommand, run
+from tqgguf.cli.verb import VerbCommand, write_examples
 from tqgguf.cli.version import print_version
 from tqgguf.formats.errors import TqggufError
 
@@ -23,8 +24,12 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
 
 
-class QuietGroup(TyperGroup):
-    """Ends a verb quietly on Ctrl-C and on a closed pipe."""
+class Verbs(TyperGroup):
+    """Ends a verb quietly on Ctrl-C and on a closed pipe. Its --help ends with the first example of each."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        verbs = (self.get_command(ctx, name) for name in self.list_commands(ctx))
+        write_examples(formatter, [verb.examples[0] for verb in verbs if isinstance(verb, VerbCommand)])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,15 +42,17 @@ class QuietGroup(TyperGroup):
 
 
 app = typer.Typer(
-    cls=QuietGroup,
+    cls=Verbs,
     add_completion=False,
     rich_markup_mode=None,  # rich's panels are unreadable at 80 columns, and take 0.2 s to import
     pretty_exceptions_enable=False,
     invoke_without_command=True,
     context_settings=HELP_NAMES,
 )
-app.command("run", cls=RunCommand, context_settings=HELP_NAMES)(run)
-app.command("eval", cls=EvalCommand, context_settings=HELP_NAMES)(evaluate)
+app.command("run", cls=RunCommand, context_settings=HELP_NAMES, short_help="Answer a prompt, or chat.")(run)
+app.command(
+    "eval", cls=EvalCommand, context_settings=HELP_NAMES, short_help="Measure what KV cache types cost a model."
+)(evaluate)
 
 
 @app.callback()

@@ -34,10 +34,7 @@ class VerbCommand(TyperCommand):
         return super().parse_args(ctx, list(given.argv))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples, line by line."""
-        with formatter.section("Examples"):
-            for line in self.examples:
-                formatter.write(f"  {line}\n")
+        write_examples(formatter, self.examples)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The options of --help under their headings."""
@@ -49,6 +46,13 @@ class VerbCommand(TyperCommand):
         for heading, records in headed.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def write_examples(formatter: Any, examples: Sequence[str]) -> None:
+    """The end of a --help: lines to copy, as they are."""
+    with formatter.section("Examples"):
+        for line in examples:
+            formatter.write(f"  {line}\n")
 
 
 def sorted_arguments(ctx: typer.Context) -> SortedArguments:
