@@ -1,0 +1,82 @@
+"""Writing files so that a crash leaves the old file or the new one, whole, and a failure leaves nothing behind.
+
+A temporary sibling is written, flushed to the disk, renamed, and the folder flushed. Knows nothing of what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqgguf.formats.errors import RequestError, TqggufError
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """The file that a write to `path` would replace or make, links followed; nothing is left changed.
+
+    RequestError: it is a folder or another thing that is no file, its folder is missing or cannot be written to. To be
+    called before work whose result goes there.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode if target.exists() else stat.S_IFREG
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+            raise RequestError(f"{path}: expected the name of a file to write, found {what}")
+        if not target.parent.is_dir():
+            raise RequestError(f"{path}: the folder {target.parent} does not exist; make it first")
+        trial = _temporary(target)
+        os.close(_create(trial))
+        trial.unlink()
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path}: cannot be written: {_reason(error)}") from error
+    return target
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives an empty temporary file beside `path` to write, which takes its place when the block ends without an error.
+
+    An existing file's permissions are kept. RequestError: as `check_target`. TqggufError: the file could not be written
+    (a full disk); whatever ends the block, the temporary file is gone and `path` holds the old file or the new one.
+    """
+    target = check_target(path)
+    temporary = _temporary(target)
+    try:
+        os.close(_create(temporary))
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        yield temporary
+        _flush(temporary, os.O_RDWR)
+        os.replace(temporary, target)
+        if os.name == "posix":  # elsewhere folders cannot be opened
+            _flush(target.parent, os.O_RDONLY)
+    except OSError as error:
+        raise TqggufError(f"{path}: could not be written: {_reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".tqgguf-{secrets.token_hex(8)}.tmp")
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _flush(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)
