@@ -67,6 +67,11 @@ def unbalance_rows(
     return centred + mean.astype(np.float32)[:, None]
 
 
+def centred_squares(rows: NDArray[np.float16], mean: NDArray[np.float16], n_skipped: int = 0) -> NDArray[np.float64]:
+    """A page's share of `channel_scale`'s key_squares, from its mean and its rows from row `n_skipped` on."""
+    return (balance_rows(rows, mean, None)[:, n_skipped:].astype(np.float64) ** 2).sum(axis=1)
+
+
 def channel_scale(
     query_squares: NDArray[np.floating], key_squares: NDArray[np.floating], layout: RopeLayout
 ) -> NDArray[np.float32]:

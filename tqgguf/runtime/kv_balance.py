@@ -78,9 +78,8 @@ class ChannelScale:
 
     def fix(self, page: mx.array, mean: mx.array, n_skipped: int) -> None:
         """Decide from page 0, f16 [n_kv_heads, PAGE, head_dim], its mean, and the queries counted."""
-        centred = np.asarray(balance_rows(page, mean, None))[:, n_skipped:]
+        key_squares = balance.centred_squares(np.asarray(page), np.asarray(mean), n_skipped)
         queries = np.zeros((1, 1, 1)) if self.query_squares is None else np.asarray(self.query_squares)[:, n_skipped:]
-        key_squares = (centred.astype(np.float64) ** 2).sum(axis=1)
         query_squares = np.broadcast_to(queries.astype(np.float64).sum(axis=1), key_squares.shape)
         self.value = mx.array(balance.channel_scale(query_squares, key_squares, self.layout))
         self.query_squares = None
