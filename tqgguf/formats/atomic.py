@@ -21,8 +21,8 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     RequestError: it is a folder or another thing that is no file, its folder is missing or cannot be written to. To be
     called before work whose result goes there.
     """
-    target = Path(os.path.realpath(path))
     try:
+        target = Path(os.path.realpath(path))
         mode = target.stat().st_mode if target.exists() else stat.S_IFREG
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"

@@ -1,0 +1,91 @@
+"""A file is written whole or not at all, and what cannot be written is said before any work."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tqgguf.formats.atomic import check_target, replacing
+from tqgguf.formats.errors import RequestError, TqggufError
+
+
+def write(path: Path, data: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def test_a_new_file_gets_the_permissions_that_files_get_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
+    path, usual = tmp_path / "file", tmp_path / "usual"
+    usual.touch()
+    write(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode == usual.stat().st_mode
+    path.chmod(0o600)
+    write(path, b"newer")
+    assert path.read_bytes() == b"newer"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"half")
+        assert path.read_bytes() == b"old"
+        assert temporary.parent == path.parent
+    assert path.read_bytes() == b"half"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("other"), OSError(errno.ENOSPC, "full")])
+def test_whatever_goes_wrong_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises((KeyboardInterrupt, ValueError, TqggufError)) as raised, replacing(path) as temporary:
+        temporary.write_bytes(b"half")
+        raise error
+    if isinstance(error, OSError):
+        assert str(raised.value) == f"{path}: could not be written: full"
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    write(link, b"new")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+
+
+def test_what_can_be_no_target_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, said in (
+        (tmp_path, "expected the name of a file to write, found a folder"),
+        (Path(os.devnull), "found a device or a pipe"),
+        (tmp_path / "none" / "file", "does not exist; make it first"),
+        (tmp_path / "file" / "inside", "does not exist; make it first"),
+        (tmp_path / "a\0b", "cannot be written"),
+        (tmp_path / ("n" * 300), "cannot be written"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            check_target(path)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_without_permission_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:  # root, as which tests may run, is refused nothing
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(RequestError, match="file: cannot be written: Permission denied"):
+        check_target(tmp_path / "file")
