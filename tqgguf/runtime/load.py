@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.fingerprint import Fingerprint, fingerprint_gguf
 from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
 from tqgguf.runtime import hook
 from tqgguf.runtime.architectures import check_served, find_architecture
@@ -66,6 +67,13 @@ class OpenModel:
     @property
     def path(self) -> str:
         return self.file.path
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What the model is known by, with the RoPE parameters that are in use."""
+        config = self.config
+        changed = {"freq_base": config.rope_theta, "scaling.factor": config.rope_factor}
+        return fingerprint_gguf(self.file, changed if config.rope_overridden else None)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

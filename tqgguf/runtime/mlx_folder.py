@@ -23,6 +23,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.fingerprint import Fingerprint, fingerprint_folder
 from tqgguf.formats.gguf_parse import other_kind
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import hook
@@ -96,6 +97,11 @@ class OpenFolder:
     @property
     def path(self) -> str:
         return str(self.folder)
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What the model is known by."""
+        return fingerprint_folder(self.folder)
 
     @cached_property
     def tokenizer(self) -> FolderTokenizer:
