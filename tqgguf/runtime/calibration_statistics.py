@@ -49,7 +49,7 @@ class QueryKeyStatistics:
         self.n_prefix = n_prefix
         self.layers: dict[int, LayerSquares] = {}
 
-    def __call__(self, step: Step, q: mx.array) -> None:
+    def __call__(self, step: Step, q: mx.array, scale: float) -> None:
         """Count the step's queries [1, n_heads, rows, head_dim] and the pages that its rows are."""
         rows = np.asarray(step.k.rows)
         n_kv_heads, _, head_dim = rows.shape

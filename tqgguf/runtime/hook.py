@@ -31,14 +31,14 @@ class Usage:
     """What attention read, for all layers of one prompt cache.
 
     unattended: layers from whose last step nobody has attended (yet). observer: called with every step that is attended
-    from, and its queries [1, n_heads, rows, head_dim].
+    from, its queries [1, n_heads, rows, head_dim] and their scale.
     """
 
     strict: bool = False
     reads: Reads = field(default_factory=Reads)
     by_fallback: int = 0
     unattended: set[int] = field(default_factory=set)
-    observer: Callable[[Step, mx.array], None] | None = None
+    observer: Callable[[Step, mx.array, float], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Step:
         if self.scale is not None:
             self.scale.observe(q[0], self.offset, self.k.rows.shape[0])
         if self.usage.observer is not None:
-            self.usage.observer(self, q)
+            self.usage.observer(self, q, scale)
         return attend(
             q,
             self.k if self.waiting is None else self.waiting.view(),
