@@ -15,7 +15,7 @@ else:
     mx.set_default_device(mx.cpu)
 
 # Where no C compiler worked, numpy serves, and there is no library to test.
-collect_ignore = [] if load_library() else ["test_c_library.py", "test_packed_rows.py"]
+collect_ignore = [] if load_library() else ["test_c_library.py", "test_packed_rows.py", "test_row_layers.py"]
 
 
 @pytest.fixture(scope="session")

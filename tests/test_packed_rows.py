@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import gguf
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from c_paths import C_PATHS, LIBRARY, library
 from gguf_builder import Tensor, build_gguf, quantised
+from gguf_rows import NUMBERS, SCALES_AT, SERVED, float64, matrix
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from tiny_models import ORACLE_CASES, ORACLE_TOKENS, TinyModel, model_tensors, write_tiny
@@ -31,13 +31,6 @@ from tqgguf.runtime.native.library import row_matrix
 from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, PackedRows, RowsEmbedding, RowsLinear, is_served
 from tqgguf.runtime.row_layers import RowsLayer
 
-NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
-FLOATS = ("F32", "F16", "BF16")
-SCALES_AT = {  # bytes of a block where f16 scales begin
-    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
-}  # fmt: skip
-SERVED = (*FLOATS, *SCALES_AT)
 N_ROWS, N = 1031, 768  # an odd number of rows, of more than one run
 
 
@@ -52,29 +45,6 @@ def library_as_before() -> Iterator[None]:
 def every_path_keeps_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with none but a slow path tests its rows too."""
     monkeypatch.setattr(packed_rows, "SLOW_PATHS", ())
-
-
-def matrix(type_name: str, n_rows: int = N_ROWS, n: int = N) -> Tensor:
-    """Any bytes as codes, with scales of either sign around a hundredth."""
-    rng = np.random.default_rng(NUMBERS[type_name])
-    if type_name in FLOATS:
-        values = rng.standard_normal((n_rows, n)).astype(np.float32)
-        data = gguf.quantize(values, gguf.GGMLQuantizationType[type_name]).tobytes()
-    else:
-        kind = GGML_TYPES[NUMBERS[type_name]]
-        blocks = rng.integers(0, 256, (n_rows, n // kind.block_size, kind.block_bytes), dtype=np.uint8)
-        for at in SCALES_AT[type_name]:
-            scales = rng.normal(0, 0.01, (*blocks.shape[:2], 1)).astype("<f2")
-            blocks[..., at : at + 2] = scales.view(np.uint8)
-        data = blocks.tobytes()
-    return Tensor((n_rows, n), NUMBERS[type_name], data)
-
-
-def float64(tensor: Tensor) -> np.ndarray:
-    """gguf-py's values of a tensor."""
-    kind = GGML_TYPES[tensor.type_id]
-    stored = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape[0], -1)
-    return gguf.dequantize(stored, gguf.GGMLQuantizationType[kind.name]).astype(np.float64)
 
 
 def rows_in_file(folder: Path, tensor: Tensor) -> PackedRows:
@@ -95,7 +65,7 @@ def check_products(found: np.ndarray, values: np.ndarray, x: np.ndarray) -> None
 @pytest.mark.parametrize("path", C_PATHS)
 @pytest.mark.parametrize("type_name", SERVED)
 def test_products_are_those_of_float64_on_every_path_with_any_number_of_threads(path, type_name):
-    c, tensor = library(path), matrix(type_name)
+    c, tensor = library(path), matrix(type_name, N_ROWS, N)
     values, stored = float64(tensor), np.frombuffer(tensor.data, np.uint8).reshape(N_ROWS, -1)
     x = (np.random.default_rng(1).standard_normal((3, N)) + 0.5).astype(np.float32)
     assert c.serves_rows(tensor.type_id, N)
@@ -106,13 +76,6 @@ def test_products_are_those_of_float64_on_every_path_with_any_number_of_threads(
             results.append(c.products(row_matrix(tensor.type_id, stored[:n_rows], N), x))
             check_products(results[-1], values[:n_rows], x)
     assert all(np.array_equal(results[i], results[i % 3]) for i in range(9))
-
-
-def test_row_lengths_and_types_that_are_no_whole_blocks_or_unknown_are_not_served():
-    assert LIBRARY is not None
-    assert not any(LIBRARY.serves_rows(NUMBERS[t], 576) for t in ("Q4_K", "Q5_K", "Q6_K"))
-    assert not any(LIBRARY.serves_rows(NUMBERS[t], n) for t in SERVED for n in (0, -256, 16, 100))
-    assert not any(LIBRARY.serves_rows(number, 256) for name, number in NUMBERS.items() if name not in SERVED)
 
 
 @pytest.mark.parametrize("type_name", SERVED)
@@ -128,7 +91,7 @@ def test_rows_are_looked_up_as_gguf_py_decodes_them(tmp_path, type_name):
 @pytest.mark.parametrize("type_name", SERVED)
 def test_any_number_of_rows_is_multiplied(tmp_path, monkeypatch, type_name, n_x):
     monkeypatch.setattr(packed_rows, "TILE_VALUES", 100 * N)  # several runs, the last one shorter
-    tensor = matrix(type_name)
+    tensor = matrix(type_name, N_ROWS, N)
     x = np.random.default_rng(2).standard_normal((n_x, N)).astype(np.float32)
     check_products(rows_in_file(tmp_path, tensor).products(x), float64(tensor), x)
     check_products(rows_in_file(tmp_path, tensor).products(x[:, ::-1]), float64(tensor), x[:, ::-1])

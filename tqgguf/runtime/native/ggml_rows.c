@@ -1,7 +1,7 @@
 /* Matrices in ggml's types times vectors, read as the file holds them, and their rows decoded.
  *
- * The work is split into runs of rows, each multiplied by all vectors; what a run reads comes from memory once, and memory is
- * what bounds products with one vector. Each product is the same in whatever run its row is. */
+ * The work is split into runs of rows, each multiplied by all vectors, so that what a run reads comes from memory once.
+ * A product is the same in whatever run its row is. */
 #include "ggml_rows.h"
 
 #include <stddef.h>
@@ -12,9 +12,9 @@
 #include "threads.h"
 
 enum {
-    RUN_BYTES = 1 << 17,    /* most bytes of a run: as long as the prefetchers like, and in the second cache */
-    RUNS_PER_THREAD = 4,    /* shorter runs where there are not so many: threads end at the same time */
-    ROWS_PER_RUN_UNIT = 16, /* kernels take so many rows at a time */
+    RUN_BYTES = 1 << 17,     /* most bytes of a run: as long as the prefetchers like, and in the second cache */
+    RUNS_PER_THREAD = 4,     /* shorter runs where there are not so many: threads end at the same time */
+    ROWS_PER_RUN_UNIT = 16,  /* kernels take so many rows at a time */
     DECODED_VALUES = 1 << 16 /* of a run of rows that are decoded */
 };
 

@@ -23,8 +23,8 @@ enum tq_row_type {
     TQ_ROWS_BF16 = 30
 };
 
-/* A vector that rows are multiplied by, with its sums over groups: group g's in sums[g], and in pairs[2g + 1] after a zero.
- * Both go on in zeros for TQ_ROW_PAD floats. */
+/* A vector that rows are multiplied by, with its sums over groups: group g's in sums[g], and in pairs[2g + 1] after a
+ * zero. Both go on in zeros for TQ_ROW_PAD floats. */
 struct tq_vector {
     const float *values, *sums, *pairs;
 };

@@ -1,6 +1,6 @@
-/* A persistent pool: workers take units off a common counter. After a call they look out for the next one for a while, since
- * those of a decode step follow each other closely and a sleeping thread takes longer to wake than a product lasts; then
- * they sleep on a condition variable.
+/* A persistent pool: workers take units off a common counter. After a call they look out for the next one for a while,
+ * since those of a decode step follow each other closely and a sleeping thread takes longer to wake than a product
+ * lasts; then they sleep on a condition variable.
  *
  * A call that finds the pool busy (another Python thread is inside) does its work alone. After a fork the child has no
  * workers, whatever its copy of the pool says; it finds another process id and starts afresh. */
@@ -75,7 +75,8 @@ static int64_t now_ns(void)
     return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
 }
 
-/* The number of a job other than `seen`: found while awake, where the last one had a place for this worker, or asleep. */
+/* The number of a job other than `seen`: found while awake, where the last one had a place for this worker, or
+ * asleep. */
 static unsigned await_job(unsigned seen, int worker)
 {
     if (worker <= atomic_load(&pool.n_wanted)) {

@@ -111,13 +111,13 @@ struct tq_matrix {
 /* Whether rows of n values of this type are multiplied and decoded here. */
 TQ_EXPORT int tq_serves_rows(int64_t type, int64_t n);
 
-/* Vectors x [n_x][n] times each of up to TQ_MAX_MATRICES matrices of the same n: outs[i] [n_x][rows of matrix i]. 0; -1 for
- * other numbers, lengths or types; -2 where memory ran out. */
+/* Vectors x [n_x][n] times each of up to TQ_MAX_MATRICES matrices of the same n: outs[i] [n_x][rows of matrix i]. 0; -1
+ * for other numbers, lengths or types; -2 where memory ran out. */
 TQ_EXPORT int tq_products(const struct tq_matrix *matrices, int64_t n_matrices, int64_t n_x, const float *x,
                           float *const *outs);
 
-/* A transformer layer's matrices and norms (NULL where it has none). A norm's weight is multiplied by as it is. Queries and
- * keys are turned in pairs: neighbouring values, or those half a head apart. */
+/* A transformer layer's matrices and norms (NULL where it has none). A norm's weight is multiplied by as it is. Queries
+ * and keys are turned in pairs: neighbouring values, or those half a head apart. */
 enum tq_activation { TQ_SILU, TQ_GELU /* by tanh */ };
 
 struct tq_layer {
@@ -127,8 +127,8 @@ struct tq_layer {
     float epsilon;
 };
 
-/* What comes before attention: x [n_rows][hidden] to q, k and v [heads][n_rows][head_dim]; turns [n_rows][2][head_dim / 2]
- * are the cosines and sines of each row's angles. Errors as tq_products. */
+/* What comes before attention: x [n_rows][hidden] to q, k and v [heads][n_rows][head_dim]; turns
+ * [n_rows][2][head_dim / 2] are the cosines and sines of each row's angles. Errors as tq_products. */
 TQ_EXPORT int tq_layer_begin(const struct tq_layer *layer, int64_t n_rows, const float *x, const float *turns, float *q,
                              float *k, float *v);
 
