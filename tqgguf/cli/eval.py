@@ -13,8 +13,9 @@ from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EVAL_FLAGS, EvalRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.cli.version import print_version
 from tqgguf.formats.cache_spec import BALANCE_MODES
-from tqgguf.runtime.cache_pairs import FORMS, MLX_BITS
+from tqgguf.runtime.cache_pairs import FORMS, MLX_BITS, SIMULATED
 from tqgguf.runtime.missing_mlx import needs_mlx
+from tqgguf.runtime.simulated_schemes import SCHEMES, VARIANTS
 
 _DEFAULT = EvalRequest()
 
@@ -94,7 +95,9 @@ def evaluate(
         option(
             _KV,
             "What to compare with f16: K/V or one name for both, another form of it after an @ "
-            f"({', '.join(FORMS)}), or mlx-lm's own cache ({', '.join(MLX_BITS)}).",
+            f"({', '.join(FORMS)}), or mlx-lm's own cache ({', '.join(MLX_BITS)}). After {SIMULATED} what is only "
+            f"imitated: other engines' caches ({', '.join(SCHEMES)}), or our types used as they use them, as in "
+            f"{SIMULATED}turbo4@mean1 ({', '.join(VARIANTS)}).",
             "--cache-types",
             metavar="LIST",
         ),

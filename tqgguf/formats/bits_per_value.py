@@ -34,7 +34,7 @@ def bits_per_value(layers: Sequence[LayerShape], types: Sequence[LayerTypes], n_
             held = side_bytes(layer, kinds, side, n_tokens)
             yield (held.total - held.tail if held.values else 0), held.values
 
-    return _stored_bits(sides("k"), sides("v"))
+    return stored_bits(sides("k"), sides("v"))
 
 
 def bits_of_groups(
@@ -51,10 +51,11 @@ def bits_of_groups(
             held = side_bytes(layer, LayerTypes("f16", "f16"), side, n_tokens)
             yield (held.total if layer.window is not None else held.values * quantised / 8), held.values
 
-    return _stored_bits(sides("k"), sides("v"))
+    return stored_bits(sides("k"), sides("v"))
 
 
-def _stored_bits(k: Iterable[tuple[float, int]], v: Iterable[tuple[float, int]]) -> StoredBits:
+def stored_bits(k: Iterable[tuple[float, int]], v: Iterable[tuple[float, int]]) -> StoredBits:
+    """Of the bytes and values of each layer."""
     (k_bytes, k_values), (v_bytes, v_values) = _total(k), _total(v)
     both_values = k_values + v_values if k_values and v_values else 0
     return StoredBits(_ratio(k_bytes, k_values), _ratio(v_bytes, v_values), _ratio(k_bytes + v_bytes, both_values))

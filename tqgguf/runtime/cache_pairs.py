@@ -1,8 +1,9 @@
 """The names of what `tqgguf eval` compares: pairs of cache types as the command line writes them.
 
 `turbo4/turbo3` is K and V, `q8_0` both, `turbo3@plain` another form of what the types are by default, `mlx-q4` mlx-lm's
-own quantised cache. A type may differ by layer, as after -ctk: `turbo3,0-1:q8_0/turbo3`. Checked before MLX is
-imported; making caches of them is `evaluation_caches`' matter.
+own quantised cache. A type may differ by layer, as after -ctk: `turbo3,0-1:q8_0/turbo3`. `sim:kivi4` and
+`sim:turbo4/turbo3@mean1` are caches that are only imitated (`simulated_schemes`). Checked before MLX is imported;
+making caches of them is `evaluation_caches`' matter.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from tqgguf.formats.cache_spec import BALANCE_MODES, CacheSpec
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.simulated_schemes import SCHEMES, VARIANTS, is_variant, keeps_pages
 
 MLX_BITS = {"mlx-q8": 8, "mlx-q4": 4, "mlx-q2": 2}
 """Bits of mlx-lm's QuantizedKVCache; its arithmetic of planes allows powers of two only."""
@@ -20,6 +22,9 @@ PLAIN = "plain"
 FORMS = (PLAIN, *BALANCE_MODES)
 """What may follow an @: a balance of K, or plain, which is balance off and no exact prefix."""
 
+SIMULATED = "sim:"
+"""What names of imitated caches begin with."""
+
 _COMMA = re.compile(r",(?!\s*-?\d+(?:--?\d+)?:)")  # not the comma before a rule of some layers
 
 DEFAULT_PAIRS = "q8_0,q4_0,turbo4,turbo4/turbo3,turbo3,mlx-q4"
@@ -27,11 +32,15 @@ DEFAULT_PAIRS = "q8_0,q4_0,turbo4,turbo4/turbo3,turbo3,mlx-q4"
 
 @dataclass(frozen=True)
 class CachePair:
-    """The types of K and V, and a form of FORMS or "". Both types are the same name of MLX_BITS for mlx-lm's cache."""
+    """The types of K and V, and a form of FORMS or "". Both types are the same name of MLX_BITS for mlx-lm's cache.
+
+    If it is simulated, both types are the same name of SCHEMES, or they are ours and the form is one of VARIANTS.
+    """
 
     type_k: str
     type_v: str
     form: str = ""
+    simulated: bool = False
 
     @property
     def is_mlx(self) -> bool:
@@ -39,13 +48,16 @@ class CachePair:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether K or V is held in pages of our blocks."""
+        """Whether K or V is held in pages of blocks, of which the last may be an f16 tail."""
+        if self.simulated:
+            return keeps_pages(self.form)
         return not self.is_mlx and CacheSpec(self.type_k, self.type_v).has_blocks
 
     @property
     def label(self) -> str:
-        types = self.type_k if self.is_mlx else f"{self.type_k}/{self.type_v}"
-        return types + (f"@{self.form}" if self.form else "")
+        is_one = self.is_mlx or self.type_k in SCHEMES
+        types = self.type_k if is_one else f"{self.type_k}/{self.type_v}"
+        return (SIMULATED if self.simulated else "") + types + (f"@{self.form}" if self.form else "")
 
 
 def parse_pairs(text: str, flag: str = "--cache-types") -> tuple[CachePair, ...]:
@@ -57,6 +69,8 @@ def parse_pairs(text: str, flag: str = "--cache-types") -> tuple[CachePair, ...]
 
 
 def _pair(word: str, flag: str) -> CachePair:
+    if word.startswith(SIMULATED):
+        return _simulated(word, flag)
     types, at, form = word.partition("@")
     type_k, slash, type_v = types.partition("/")
     pair = CachePair(type_k, type_v if slash else type_k, form)
@@ -72,4 +86,25 @@ def _pair(word: str, flag: str) -> CachePair:
             f"expected one of {', '.join(FORMS)} after @" if pair.has_blocks else "expected no @ after such a type"
         )
         raise RequestError(f"{flag} {word}: {expected}, found {form!r}")
+    return pair
+
+
+def _simulated(word: str, flag: str) -> CachePair:
+    types, _, form = word.removeprefix(SIMULATED).partition("@")
+    if not form and types in SCHEMES:
+        return CachePair(types, types, simulated=True)
+    type_k, slash, type_v = types.partition("/")
+    pair = CachePair(type_k, type_v if slash else type_k, form, simulated=True)
+    if not is_variant(form):
+        raise RequestError(
+            f"{flag} {word}: expected one of {', '.join(SCHEMES)} after {SIMULATED}, or types of ours and an @ with "
+            f"one of {', '.join(VARIANTS)}"
+        )
+    for name in (pair.type_k, pair.type_v):
+        if "," in name:
+            raise RequestError(f"{flag} {word}: expected the same type in all layers of a simulated cache")
+    try:
+        CacheSpec(pair.type_k, pair.type_v).check()
+    except RequestError as error:
+        raise RequestError(f"{flag} {word}: {error}") from None
     return pair

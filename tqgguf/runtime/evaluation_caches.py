@@ -1,7 +1,7 @@
 """The caches that an evaluation compares: how each is made for a model, and what it stores per value.
 
 A `Candidate` is one row of the table. Ours are made by `make_prompt_cache`, as `run` makes them; mlx-lm's quantised
-cache is mlx-lm's. How they are stepped and scored is `evaluation`'s.
+cache is mlx-lm's; others are simulated. How they are stepped and scored is `evaluation`'s.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from tqgguf.runtime.cache_pairs import MLX_BITS, PLAIN, CachePair
 from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_cache import make_prompt_cache
 from tqgguf.runtime.kv_settings import check_cache_types
+from tqgguf.runtime.simulated_cache import charged_bits, check_heads, simulated
+from tqgguf.runtime.simulated_schemes import SCHEMES, Scheme, variant
 
 MLX_GROUP = 64  # values that share a scale and a bias in mlx-lm's cache, by its default
 MLX_GROUP_BYTES = 4  # f16 scale and bias
@@ -76,13 +78,17 @@ def reference(layers: Sequence[LayerShape], n_ctx: int) -> Candidate:
 
 def candidate(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
     """The row of a pair of cache types, with the bits of `n_ctx` tokens. RequestError: heads it cannot hold."""
+    if pair.simulated:
+        return _simulated(pair, layers, n_ctx, options)
     return _mlx(pair, layers, n_ctx) if pair.is_mlx else _ours(pair, layers, n_ctx, options.of(pair))
 
 
 def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
     """None, or why a model's heads cannot be held."""
     try:
-        if pair.is_mlx:
+        if pair.simulated:
+            check_heads(_scheme(pair, 1, CacheOptions()), pair.label, layers)
+        elif pair.is_mlx:
             _check_groups(pair, layers)
         else:
             check_cache_types(layers, CacheSpec(pair.type_k, pair.type_v))
@@ -113,6 +119,30 @@ def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: Ca
     label = pair.label + ("" if options.tail or not pair.has_blocks else NO_TAIL)
     balance, n_prefix = ",".join(sorted({layer.balance for layer in types})), types[0].n_prefix
     return Candidate(label, type_k, type_v, bits, make, tail=options.tail, balance=balance, n_prefix=n_prefix)
+
+
+def _simulated(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
+    scheme = _scheme(pair, n_ctx, options)
+    check_heads(scheme, pair.label, layers)
+    bits = charged_bits(scheme, layers, n_ctx)
+    tail = options.tail or not pair.has_blocks
+    return Candidate(
+        pair.label + ("" if tail else NO_TAIL),
+        pair.type_k,
+        pair.type_v,
+        bits,
+        simulated(scheme),
+        tail=tail,
+        n_prefix=scheme.k.exact.first,
+        simulated=True,
+        note=f"simulated: {scheme.note}",
+    )
+
+
+def _scheme(pair: CachePair, n_ctx: int, options: CacheOptions) -> Scheme:
+    if pair.type_k in SCHEMES:
+        return SCHEMES[pair.type_k]
+    return variant(pair.type_k, pair.type_v, pair.form, n_ctx, options.n_prefix, options.tail)
 
 
 class _HalfQuantizedKVCache(QuantizedKVCache):
