@@ -80,7 +80,7 @@ def test_products_are_those_of_float64_on_every_path_with_any_number_of_threads(
 
 @pytest.mark.parametrize("type_name", SERVED)
 def test_rows_are_looked_up_as_gguf_py_decodes_them(tmp_path, type_name):
-    tensor = matrix(type_name, 41)
+    tensor = matrix(type_name, 41, N)
     ids = np.array([[0, 40, 7], [7, 1, 0]])
     found = rows_in_file(tmp_path, tensor).lookup(ids)
     assert found.dtype == np.float32
@@ -100,7 +100,7 @@ def test_any_number_of_rows_is_multiplied(tmp_path, monkeypatch, type_name, n_x)
 @pytest.mark.parametrize("type_name", SERVED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_is_found_when_the_rows_are_opened(tmp_path, type_name, bad):
-    tensor = matrix(type_name, 5)
+    tensor = matrix(type_name, 5, N)
     stored = np.frombuffer(tensor.data, np.uint8).reshape(5, -1).copy()
     number = np.float32(bad)
     if type_name in ("F32", "BF16"):
