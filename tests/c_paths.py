@@ -8,6 +8,7 @@ from tqgguf.runtime.attention_c import CReading
 from tqgguf.runtime.native.library import Library, load_library
 
 LIBRARY = load_library()
+HEAD_DIMS = (32, 64, 96, 128, 192, 256, 320, 512)
 C_PATHS = [] if LIBRARY is None else LIBRARY.runnable_paths()
 
 

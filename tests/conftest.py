@@ -15,7 +15,8 @@ else:
     mx.set_default_device(mx.cpu)
 
 # Where no C compiler worked, numpy serves, and there is no library to test.
-collect_ignore = [] if load_library() else ["test_c_library.py", "test_packed_rows.py", "test_row_layers.py"]
+TESTS_OF_C = ["test_c_attention.py", "test_c_codecs.py", "test_c_library.py", "test_packed_rows.py", "test_row_layers.py"]
+collect_ignore = [] if load_library() else TESTS_OF_C
 
 
 @pytest.fixture(scope="session")
