@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 import tqgguf.runtime  # noqa: F401
@@ -14,8 +16,16 @@ except ImportError:  # an installation without MLX still tests formats/
 else:
     mx.set_default_device(mx.cpu)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a shell, else
+
 # Where no C compiler worked, numpy serves, and there is no library to test.
-TESTS_OF_C = ["test_c_attention.py", "test_c_codecs.py", "test_c_library.py", "test_packed_rows.py", "test_row_layers.py"]
+TESTS_OF_C = [
+    "test_c_attention.py",
+    "test_c_codecs.py",
+    "test_c_library.py",
+    "test_packed_rows.py",
+    "test_row_layers.py",
+]
 collect_ignore = [] if load_library() else TESTS_OF_C
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tqgguf.runtime.blas import Blas, _openblas_of_numpy, cores, load_fast_blas
+from tqgguf.runtime.native import library_path
 
 GETTERS = [f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
 
@@ -70,7 +71,7 @@ def name_in_a_new_process(first: str = "", **environment: str) -> str:
     [
         ("", {"TQGGUF_BLAS": "off"}, "mlx's own reference BLAS (TQGGUF_BLAS=off)"),
         ("import mlx.core", {}, "mlx's own (mlx was imported before tqgguf"),
-        ("", {}, "OpenBLAS ("),
+        ("", {}, "OpenBLAS (" if library_path("tqgguf_blas") else "numpy ("),
     ],
 )
 def test_on_linux_the_name_says_which_blas_serves(first, environment, name):

@@ -256,7 +256,7 @@ def test_ctrl_c_prints_what_was_measured_and_ends_with_130(model: str, text: str
     scored = re.search(r"tqgguf: interrupted: ([\d,]+) of ([\d,]+) tokens were scored\n$", err)
     assert scored
     n, total = (int(number.replace(",", "")) for number in scored.groups())
-    assert 2 * 255 <= n < total and n % 255 == 0
+    assert 255 <= n < total and n % 255 == 0  # a window is counted once it is evaluated, and then scored
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["f16/f16", "turbo4/turbo4", "q4_0/q4_0"]
 
 
