@@ -15,8 +15,8 @@ _COLUMNS = ("cache K/V", "bits", "perplexity", "ratio", "KLD", "median", "99%", 
 
 def lines(results: Sequence[Result]) -> list[str]:
     """The table of all figures, then KLD by position where there is more than one range, then notes."""
-    found = _aligned(figures(results))
-    for more in (_aligned(ranges(results)), notes(results)):
+    found = aligned(figures(results))
+    for more in (aligned(ranges(results)), notes(results)):
         found += ["", *more] if more else []
     return found
 
@@ -105,7 +105,7 @@ def _notes(result: Result) -> list[str]:
     return notes
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns of one width each, the first to the left, the others to the right."""
     if not rows:
         return []

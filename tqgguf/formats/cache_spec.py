@@ -24,7 +24,14 @@ BalanceMode = Literal["off", "page", "full"]
 
 BALANCE_MODES: tuple[BalanceMode, ...] = get_args(BalanceMode)
 
-_RULE = re.compile(r"(-?\d+)(?:-(-?\d+))?:(.+)")
+PRESETS: dict[str, tuple[str, str]] = {
+    "quality": ("turbo4", "turbo4"),
+    "balanced": ("turbo4", "turbo3"),
+    "small": ("turbo3", "turbo3"),
+}
+"""Types of K and V by what is wanted of them; the README has the figures that were measured of each."""
+
+_RULE = re.compile(r"(-?\d+)(?:-(-?\d+))?\s*:\s*(\S+)")
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,10 @@ class CacheSpec:
         pairs = list(zip(_of_layers("k", self.type_k, n_layers), _of_layers("v", self.type_v, n_layers), strict=True))
         n_prefix = self._prefix(name for pair in pairs for name in pair)
         return tuple(LayerTypes(k, v, resolve_balance(self.balance, k), n_prefix) for k, v in pairs)
+
+    def has_channel_scale(self, n_layers: int) -> bool:
+        """Whether K is balanced in full in some layer, so that a calibration matters. RequestError: as `resolve`."""
+        return any(types.balance == "full" for types in self.resolve(n_layers))
 
     @property
     def has_float_v(self) -> bool:

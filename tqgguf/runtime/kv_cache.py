@@ -81,7 +81,7 @@ class BlockKVCache(_BaseCache):
                 made.scale = ChannelScale(rope, self.channel_scale)
         return made
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[hook.LazyKV, hook.LazyKV]:
         """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns `LazyKV` arrays of everything held.
 
         RequestError: other shapes than before or than these, a head size that the type cannot hold, a fallback under

@@ -1,0 +1,72 @@
+"""`tqgguf doctor`: its options, as typer shows and parses them.
+
+Each parameter below bears the name of the field it fills in DoctorRequest.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tqgguf.cli.doctor_request import DOCTOR_FLAGS, DoctorRequest
+from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments
+from tqgguf.cli.version import print_version
+from tqgguf.runtime.missing_mlx import needs_mlx
+
+_DEFAULT = DoctorRequest()
+_MODEL = "Model and measuring"
+
+EXAMPLES = (
+    "tqgguf doctor --bpv 3.5 -c 512    # the default model on tqgguf's own text",
+    "tqgguf doctor -m model.gguf -f text.txt --json",
+)
+
+
+class DoctorCommand(VerbCommand):
+    """A typer command with doctor's flags."""
+
+    flags = DOCTOR_FLAGS
+    examples = EXAMPLES
+
+
+def doctor(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None,
+        option(
+            _MODEL,
+            "GGUF file (any shard), or an MLX model folder. Default: the small model of make run.",
+            "-m",
+            "--model",
+            metavar="PATH",
+        ),
+    ] = None,
+    text_file: Annotated[
+        str | None,
+        option(_MODEL, "A UTF-8 text; - for stdin. Default: tqgguf's own.", "-f", "--file", metavar="FILE"),
+    ] = None,
+    n_ctx: Annotated[
+        int, option(_MODEL, "Tokens to measure on, and again to try the proposals on.", "-c", "--ctx-size")
+    ] = _DEFAULT.n_ctx,
+    budget: Annotated[
+        float, option(_MODEL, "Bits per value, of K and V together, that the cache may take.", "--bpv")
+    ] = _DEFAULT.budget,
+    threads: Annotated[int, option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")] = _DEFAULT.threads,
+    json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of tables.", "--json")] = False,
+    verbose: Annotated[bool, option(OUTPUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
+    debug: Annotated[bool, option(OUTPUT, "Show tracebacks.", "--debug")] = False,
+    version: Annotated[
+        bool, option(OUTPUT, "Print the version and exit.", "--version", is_eager=True, callback=print_version)
+    ] = False,
+) -> None:
+    """Measure which layers of a model suffer from which cache types, and propose types for a budget of bits.
+
+    Warns of models whose keys hold huge constants. Nothing is changed: what is proposed are flags for run.
+    """
+    given = sorted_arguments(ctx)
+    request = DoctorRequest(**fields_of(DoctorRequest, ctx.params, notices=given.notices))
+    with needs_mlx("tqgguf doctor"):
+        from tqgguf.cli import doctor_command  # lazily: it brings MLX in, for which --help must not wait
+
+    raise typer.Exit(doctor_command.examine(request))

@@ -1,0 +1,126 @@
+"""What `tqgguf doctor` does with a request: read the text, load the model, examine it, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from tqgguf.cli.doctor_request import DoctorRequest
+from tqgguf.cli.eval_table import aligned, finite, number
+from tqgguf.cli.progress import ProgressLine
+from tqgguf.cli.prompts import read_text, without_last_newline
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.gguf_errors import shown
+from tqgguf.runtime import backends
+from tqgguf.runtime.doctor import Examination, Proposal, proposable_types
+from tqgguf.runtime.doctor import examine as examine_model
+from tqgguf.runtime.evaluation import cut_windows
+from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.texts import default_text
+
+
+def examine(request: DoctorRequest) -> int:
+    """Serve the request and return the exit status. What can be refused is refused before any weight is read."""
+    for notice in request.notices:
+        _say(notice)
+    text, source = default_text(), "tqgguf's own text"
+    if request.text_file is not None:
+        text, source = without_last_newline(read_text("-f", request.text_file, sys.stdin.buffer)), request.text_file
+    opened = open_model(request.model or embedded_model())
+    n_ctx = min(request.n_ctx, opened.config.context_length) // PAGE_TOKENS * PAGE_TOKENS
+    proposable_types(opened.config.layer_shapes())
+    tokens, trial = cut_windows(opened.tokenizer, text, n_ctx, 2, source).tolist()
+    if request.threads > 0:
+        backends.set_threads(request.threads)
+    loading = ProgressLine("loading", "bytes")
+    loaded = opened.load(loading.update)
+    loading.end()
+    config = opened.config
+    _say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
+    if request.verbose:
+        _say(f"device: {backends.describe()}")
+    measuring = ProgressLine("measuring", "tokens")
+    found = examine_model(loaded, tokens, trial, request.budget, measuring.update)
+    measuring.end()
+    if request.json_output:
+        print(json.dumps(_as_json(found, request.budget, n_ctx), ensure_ascii=False), flush=True)
+    else:
+        print("\n".join(_lines(found, request.budget)), flush=True)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"tqgguf: {line}", file=sys.stderr, flush=True)
+
+
+def flags(proposal: Proposal) -> str:
+    """The proposal as flags of run."""
+    spec = proposal.recommendation.spec
+    return f"-ctk {spec.type_k} -ctv {spec.type_v}"
+
+
+def _lines(found: Examination, budget: float) -> Iterator[str]:
+    types = list(found.layers[0].errors["k"])
+    heads = ["layer", *(f"K {name}" for name in types), *(f"V {name}" for name in types), "constant"]
+    rows = [
+        [
+            str(layer.layer),
+            *(f"{layer.errors[side][name]:.2%}" for side in ("k", "v") for name in types),
+            f"{layer.constant_share:.0%}",
+        ]
+        for layer in found.layers
+    ]
+    yield "Error of each layer's attention with K or V in that type, the other in f16 (squared, of its squared norm)."
+    yield "Constant: the share of the energy of its keys that does not change within a page of 128 tokens."
+    yield from aligned([heads, *rows])
+    yield ""
+    yield from _warnings(found)
+    if not found.proposals:
+        yield f"Nothing fits into {budget:g} bits per value: raise --bpv."
+        return
+    yield f"Within {budget:g} bits per value, tried on other text with every key from blocks, the best first:"
+    for proposal in found.proposals:
+        s = proposal.result.statistics
+        yield (
+            f"  {flags(proposal)}    {proposal.recommendation.bits:.3f} bits, "
+            f"KLD {number(s.kld)} ± {number(s.kld_error)}, same top {s.same_top:.2%}"
+        )
+
+
+def _warnings(found: Examination) -> Iterator[str]:
+    if not found.dangerous:
+        return
+    worst = max(found.dangerous, key=lambda layer: layer.constant_share)
+    layers = ", ".join(str(layer.layer) for layer in found.dangerous)
+    yield (
+        f"Dangerous keys in layers {layers}: constants of norm {worst.constant_norm:.0f} hold up to "
+        f"{worst.constant_share:.1%} of their energy, and a block's error is a share of the whole."
+    )
+    for name, error in worst.plain_errors.items():
+        yield (
+            f"  K in {name}: error of layer {worst.layer}'s attention {error:.1%} without balance, "
+            f"{worst.errors['k'][name]:.1%} as run has it"
+        )
+    yield "  Leave turbo types balanced, and give other types of K --kv-balance page."
+    yield ""
+
+
+def _as_json(found: Examination, budget: float, n_ctx: int) -> dict[str, Any]:
+    return {
+        "n_ctx": n_ctx,
+        "budget": budget,
+        "layers": [{**asdict(layer), "dangerous": layer.is_dangerous} for layer in found.layers],
+        "proposals": [
+            {
+                "flags": flags(proposal),
+                "type_k": proposal.recommendation.spec.type_k,
+                "type_v": proposal.recommendation.spec.type_v,
+                "bits_per_value": proposal.recommendation.bits,
+                **finite(asdict(proposal.result.statistics)),
+            }
+            for proposal in found.proposals
+        ],
+    }

@@ -1,0 +1,45 @@
+"""What `tqgguf doctor` is asked to do: the command line, parsed, checked and typed, before any file is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.errors import RequestError
+
+_INT32 = 2**31 - 1
+_SHARED = {"--help", "--version", "--model", "--file", "--ctx-size", "--threads", "--json", "--verbose", "--debug"}
+_PROPOSED = "doctor proposes types: give it a budget with --bpv"
+
+DOCTOR_FLAGS: tuple[Flag, ...] = (
+    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
+    row(Fate.IMPLEMENTED, "", "--bpv", "number", ours=True),
+    row(Fate.REFUSED, _PROPOSED, "-ctk --cache-type-k", "text"),
+    row(Fate.REFUSED, _PROPOSED, "-ctv --cache-type-v", "text"),
+)
+
+
+@dataclass(frozen=True)
+class DoctorRequest:
+    """One call of `tqgguf doctor`. RequestError for a number out of its range."""
+
+    model: str | None = None
+    """A GGUF file, any shard of a split one, or an MLX model folder. None: the embedded default model."""
+    text_file: str | None = None
+    """None: the text that tqgguf brings."""
+    n_ctx: int = 1024
+    """Tokens that the layers are measured on, and of the window that the proposals are tried on."""
+    budget: float = 4.4
+    """Bits per value of K and V together that a proposal may take."""
+    threads: int = -1
+    json_output: bool = False
+    verbose: bool = False
+    debug: bool = False
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 2 * PAGE_TOKENS <= self.n_ctx <= _INT32:
+            raise RequestError(f"-c: expected {2 * PAGE_TOKENS} tokens or more, found {self.n_ctx}")
+        if not 1 <= self.budget <= 32:
+            raise RequestError(f"--bpv: expected 1 to 32 bits per value, found {self.budget:g}")
