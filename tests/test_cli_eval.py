@@ -68,7 +68,9 @@ def test_stdout_carries_the_tables_and_stderr_the_rest(capsys: Any, model: str, 
     assert re.match(r"turbo4/turbo3 +3\.\d{3} +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ +[\de.-]+ ± [\de.-]+ ", turbo)
     assert mlx.startswith("mlx-q4 ") and " 4.500 " in mlx
     assert by_position.split() == ["KLD", "by", "position", "0-1k", "1k-2k"]
-    assert [line.split()[0] for line in rest] == ["turbo4/turbo3", "mlx-q4"]
+    *ranges, empty, note = rest
+    assert [line.split()[0] for line in ranges] == ["turbo4/turbo3", "mlx-q4"]
+    assert (empty, note) == ("", "channel scale of K, where it is balanced in full: from page 0")
     assert f"model: {model}: llama 'tiny llama', 1 layers" in err
     assert f"text: {text}; 1 windows of 1,536 tokens, 1,535 of them scored" in err
     assert re.search(r"window 1 of 1: \d+ s\n$", err)

@@ -123,6 +123,16 @@ def evaluate(
             "--exact-prefix",
         ),
     ] = _DEFAULT.exact_first,
+    calibration: Annotated[
+        str,
+        option(
+            _KV,
+            "The channel scale of K: a file of `tqgguf calibrate`; auto: look for one beside the model and in the "
+            "cache folder; off: from page 0.",
+            "--kv-calibration",
+            metavar="FILE|auto|off",
+        ),
+    ] = _DEFAULT.calibration,
     report: Annotated[
         str | None, option(OUTPUT, "Also write a page with plots into this folder.", "--report", metavar="DIR")
     ] = None,

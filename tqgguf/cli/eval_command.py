@@ -27,8 +27,17 @@ from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import backends
 from tqgguf.runtime.cache_pairs import CachePair
+from tqgguf.runtime.calibration_choice import ChosenCalibration, choose_calibration
 from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
-from tqgguf.runtime.evaluation_caches import PLAIN_OPTIONS, CacheOptions, Candidate, can_hold, candidate, reference
+from tqgguf.runtime.evaluation_caches import (
+    PLAIN_OPTIONS,
+    CacheOptions,
+    Candidate,
+    can_hold,
+    candidate,
+    has_channel_scale,
+    reference,
+)
 from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.load import OpenModel, embedded_model, open_model
 from tqgguf.runtime.mlx_folder import OpenFolder
@@ -54,7 +63,9 @@ def evaluate(request: EvalRequest) -> int:
     )
     config = opened.config
     n_ctx = resolve_context(config, request.n_ctx)
-    candidates = _candidates(request, config.layer_shapes(), n_ctx)
+    layers = config.layer_shapes()
+    chosen = _calibration(request, opened, len(layers))
+    candidates = _candidates(request, layers, n_ctx, chosen)
     for warning in opened.tokenizer.warnings:
         say(warning)
     wanted = request.n_chunks if "--chunks" in request.given and request.n_chunks != ALL_CHUNKS else None
@@ -83,6 +94,7 @@ def evaluate(request: EvalRequest) -> int:
         "n_scored": n_scored,
         "first_scored": plan.first_scored,
         "chunk": plan.chunk,
+        "kv_calibration": chosen.path,
         "interrupted": interrupted,
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "device": backends.describe(),
@@ -161,7 +173,22 @@ def _chunk(request: EvalRequest) -> int:
     return chunk
 
 
-def _candidates(request: EvalRequest, layers: Sequence[LayerShape], n_ctx: int) -> list[Candidate]:
+def _calibration(request: EvalRequest, opened: OpenModel | OpenFolder, n_layers: int) -> ChosenCalibration:
+    """Where the channel scale of K is from; said if it is from a sidecar."""
+    is_needed = any(
+        has_channel_scale(pair, n_layers, options) for pair in request.pairs for options in _options(request, pair)
+    )
+    chosen = choose_calibration(opened, request.calibration, is_needed)
+    for notice in chosen.notices:
+        say(notice)
+    if chosen.path is not None:
+        say(f"channel scale of K: {chosen.path}")
+    return chosen
+
+
+def _candidates(
+    request: EvalRequest, layers: Sequence[LayerShape], n_ctx: int, chosen: ChosenCalibration
+) -> list[Candidate]:
     """The f16 cache and what is compared with it. Of the default pairs, those that the model's heads cannot have go."""
     first = reference(layers, n_ctx)
     rows = [first]
@@ -170,7 +197,8 @@ def _candidates(request: EvalRequest, layers: Sequence[LayerShape], n_ctx: int) 
         if reason is not None:
             say(f"{pair.label} is left out: {reason}")
         elif pair.label != first.label:
-            rows += [candidate(pair, layers, n_ctx, options) for options in _options(request, pair)]
+            options = [replace(o, channel_scales=chosen.channel_scales) for o in _options(request, pair)]
+            rows += [candidate(pair, layers, n_ctx, o) for o in options]
     if len(rows) == 1:
         raise RequestError("--cache-types: nothing is left to compare with f16")
     return rows

@@ -29,7 +29,7 @@ _RANGES = {
 _SHARED = {
     "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
     "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--kv-balance", "--cache-exact-first",
-    "--json", "--verbose", "--debug",
+    "--kv-calibration", "--json", "--verbose", "--debug",
 }  # fmt: skip
 
 _own = partial(row, Fate.IMPLEMENTED, "", ours=True)
@@ -77,6 +77,8 @@ class EvalRequest:
     """Balance of K. None: what the cache types ask for."""
     exact_first: int | None = None
     """First tokens whose K and V stay f16, 0 to 128. None: what the cache types ask for."""
+    calibration: str = "auto"
+    """A sidecar with K's channel scale; auto: look for one, off: take it from page 0 of each window."""
     report: str | None = None
     """A folder to write a page with plots into."""
     json_output: bool = False

@@ -36,8 +36,10 @@ def ranges(results: Sequence[Result]) -> list[Sequence[str]]:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """What is to be known of single caches."""
-    return [f"{r.candidate.label}: {note}" for r in results for note in _notes(r)]
+    """What is to be known of single caches, and where K's channel scale is from."""
+    origins = sorted({r.candidate.scale_from for r in results} - {""})
+    scale = [f"channel scale of K, where it is balanced in full: from {' and '.join(origins)}"] if origins else []
+    return [f"{r.candidate.label}: {note}" for r in results for note in _notes(r)] + scale
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -50,6 +52,7 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
             "tail": result.candidate.tail,
             "balance": result.candidate.balance,
             "exact_first": result.candidate.n_prefix,
+            "scale_from": result.candidate.scale_from or None,
             "simulated": result.candidate.simulated,
             "note": result.candidate.note,
             "bits_per_value": finite(asdict(result.candidate.bits)),

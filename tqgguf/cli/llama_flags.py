@@ -298,6 +298,7 @@ OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--strict-kv", ours=True),
     _implemented("--cache-exact-first --exact-prefix", "integer", ours=True),
     _implemented("--kv-balance", "off|page|full", ours=True),
+    _implemented("--kv-calibration", "text", ours=True),
     _implemented("--debug", ours=True),
 )
 

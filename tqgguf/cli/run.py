@@ -127,6 +127,16 @@ def run(
             "--exact-prefix",
         ),
     ] = _DEFAULT.exact_first,
+    calibration: Annotated[
+        str,
+        option(
+            _KV,
+            "The channel scale of K: a file of `tqgguf calibrate`; auto: look for one beside the model and in the "
+            "cache folder; off: from page 0.",
+            "--kv-calibration",
+            metavar="FILE|auto|off",
+        ),
+    ] = _DEFAULT.calibration,
     strict_kv: Annotated[
         bool, option(_KV, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
     ] = False,

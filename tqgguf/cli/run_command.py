@@ -17,6 +17,7 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.runtime import backends
+from tqgguf.runtime.calibration_choice import choose_calibration
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation, Session, check_prompt
@@ -49,7 +50,11 @@ class _Run:
         )
         config = opened.config
         n_ctx = resolve_context(config, request.n_ctx)
-        check_cache_types(config.layer_shapes(), request.cache)
+        shapes = config.layer_shapes()
+        check_cache_types(shapes, request.cache)
+        chosen = choose_calibration(opened, request.calibration, request.cache.has_channel_scale(len(shapes)))
+        for notice in chosen.notices:
+            self.say(notice)
         chunk = round_chunk(min(request.n_ubatch, request.n_batch))
         if chunk != request.n_ubatch and "--ubatch-size" in request.given:
             self.say(
@@ -74,11 +79,14 @@ class _Run:
         if request.verbose:
             self.say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
             self.say(f"device: {backends.describe()}")
+            if chosen.path is not None:
+                self.say(f"channel scale of K: {chosen.path}")
         self.session = Session(
             loaded,
             request.cache,
             n_ctx=n_ctx,
             chunk=chunk,
+            channel_scales=chosen.channel_scales,
             strict=request.strict_kv,
         )
         self.sampler = Sampler(sampling)

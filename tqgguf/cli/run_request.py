@@ -88,6 +88,8 @@ class RunRequest:
     """First tokens whose K and V stay f16, 0 to 128. None: what the cache types ask for."""
     balance: str | None = None
     """Balance of K: off, page or full. None: what its type asks for."""
+    calibration: str = "auto"
+    """A sidecar with K's channel scale; auto: look for one, off: take it from page 0 of the prompt."""
     strict_kv: bool = False
     """Fail instead of decoding blocks for an attention that cannot read them."""
 

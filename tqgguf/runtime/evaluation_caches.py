@@ -30,6 +30,7 @@ MLX_GROUP_BYTES = 4  # f16 scale and bias
 
 REFERENCE = "f16"
 NO_TAIL = " no tail"  # in labels of caches without one
+PAGE_0, CALIBRATION = "page 0", "calibration"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Candidate:
     balance: str = "off"
     """The mode; the modes of different layers with a comma between."""
     n_prefix: int = 0
+    scale_from: str = ""
+    """Where the channel scale of K is from, if it has one: `PAGE_0` or `CALIBRATION`."""
     simulated: bool = False
     """Imitated on the float path: its values are what the cache would give, its bytes and speed are not."""
     note: str = ""
@@ -66,6 +69,10 @@ class CacheOptions:
             return replace(self, n_prefix=0, balance="off")
         return replace(self, balance=pair.form) if pair.form else self
 
+    def spec(self, pair: CachePair) -> CacheSpec:
+        """What is asked of the pair's cache."""
+        return CacheSpec(pair.type_k, pair.type_v, self.n_prefix, self.balance)
+
 
 PLAIN_OPTIONS = CacheOptions(n_prefix=0, balance="off", tail=False)
 """As llama.cpp's caches: every key from blocks."""
@@ -81,6 +88,11 @@ def candidate(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options
     if pair.simulated:
         return _simulated(pair, layers, n_ctx, options)
     return _mlx(pair, layers, n_ctx) if pair.is_mlx else _ours(pair, layers, n_ctx, options.of(pair))
+
+
+def has_channel_scale(pair: CachePair, n_layers: int, options: CacheOptions) -> bool:
+    """Whether a calibration matters to a pair. RequestError: a layer that the model has not."""
+    return not pair.is_mlx and not pair.simulated and options.of(pair).spec(pair).has_channel_scale(n_layers)
 
 
 def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
@@ -99,7 +111,7 @@ def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
 
 def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
     type_k, type_v = pair.type_k, pair.type_v
-    spec = CacheSpec(type_k, type_v, options.n_prefix, options.balance)
+    spec = options.spec(pair)
     check_cache_types(layers, spec)
     types = spec.resolve(len(layers))
 
@@ -118,7 +130,20 @@ def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: Ca
     bits = bits_per_value(layers, types, n_ctx)
     label = pair.label + ("" if options.tail or not pair.has_blocks else NO_TAIL)
     balance, n_prefix = ",".join(sorted({layer.balance for layer in types})), types[0].n_prefix
-    return Candidate(label, type_k, type_v, bits, make, tail=options.tail, balance=balance, n_prefix=n_prefix)
+    scale_from = ""
+    if spec.has_channel_scale(len(layers)):
+        scale_from = PAGE_0 if options.channel_scales is None else CALIBRATION
+    return Candidate(
+        label,
+        type_k,
+        type_v,
+        bits,
+        make,
+        tail=options.tail,
+        balance=balance,
+        n_prefix=n_prefix,
+        scale_from=scale_from,
+    )
 
 
 def _simulated(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
