@@ -45,7 +45,8 @@ def page(results: Sequence[Result], about: Mapping[str, Any], words: Sequence[st
         "<figcaption>Lower and further left is better. Bars: one standard error. Filled: every key from blocks; "
         "hollow: with the f16 tail that run has.</figcaption></figure>",
         f"<h2>KL divergence over position</h2><figure>{eval_plots.kld_over_position(results)}"
-        "<figcaption>Means over pages of 128 tokens or several. A line that rises drifts.</figcaption></figure>",
+        "<figcaption>Means over pages of 128 tokens or several. A line that rises drifts. Filled and solid: every key "
+        "from blocks; hollow and dashed: with the f16 tail.</figcaption></figure>",
     ]
     if ranges := eval_table.ranges(results):
         parts.append(f'<h2>By position</h2><div class="wide">{_table(ranges)}</div>')

@@ -1,6 +1,6 @@
 """The plots of an evaluation, as SVG: KLD over bits per value, and KLD along the windows.
 
-Drawn for black and white as well as for colour: caches differ by marker, line and label, not by colour alone. Needs
+Drawn for black and white as well as for colour: types differ by marker, not by colour alone. Needs
 matplotlib, the extra `plots`, which nothing else does.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.evaluation import Result
+from tqgguf.runtime.evaluation_caches import NO_TAIL
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white paper swallows.
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-_LINES = ("-", "--", "-.", ":")
 _STYLE = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "tqgguf",  # the same figures give the same file
@@ -41,36 +41,28 @@ def check_plots() -> None:
 
 
 def kld_over_bits(results: Sequence[Result]) -> str:
-    """One labelled point with its standard error for each cache; lower and further left is better."""
+    """One point with its standard error for each cache; lower and further left is better."""
     figure, axes = _axes("stored bits per value (mean of K and V)", "mean KL divergence from f16 (nats)")
-    for index, result in enumerate(results[1:]):
+    for result, look in _looks(results):
         x, y = result.candidate.bits.mean, result.statistics.kld
         if not (math.isfinite(x) and y > 0):
             continue
         error = result.statistics.kld_error
-        bar = [[min(error, y * 0.9)], [error]] if math.isfinite(error) else None
-        axes.errorbar(x, y, yerr=bar, capsize=2, linestyle="", **_look(index, result))
-        axes.annotate(result.candidate.label, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
-    axes.margins(x=0.15)
-    return _svg(figure, "KL divergence over bits per value")
+        bar = [[min(error, y * 0.9)], [error]] if math.isfinite(error) else None  # down to 0 there is no logarithm
+        axes.errorbar(x, y, yerr=bar, capsize=2, linestyle="", label=result.candidate.label, **look)
+    return _svg(figure, axes, "KL divergence over bits per value")
 
 
 def kld_over_position(results: Sequence[Result]) -> str:
-    """One line for each cache."""
+    """One line for each cache; dashed where it has an f16 tail."""
     figure, axes = _axes("position in the window (tokens)", "mean KL divergence from f16 (nats)")
-    for index, result in enumerate(results[1:]):
+    for result, look in _looks(results):
         points = [(x, y) for x, y in result.profile if y > 0]
-        line = _LINES[index % len(_LINES)]
-        axes.plot(
-            *zip(*points, strict=True) if points else ((), ()),
-            linestyle=line,
-            linewidth=1,
-            label=result.candidate.label,
-            **_look(index, result),
-        )
+        xs, ys = zip(*points, strict=True) if points else ((), ())
+        line = "--" if result.candidate.tail else "-"
+        axes.plot(xs, ys, linestyle=line, linewidth=1, label=result.candidate.label, **look)
     axes.set_xlim(left=0)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return _svg(figure, "KL divergence over position")
+    return _svg(figure, axes, "KL divergence over position")
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:
@@ -86,21 +78,24 @@ def _axes(x: str, y: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _look(index: int, result: Result) -> dict[str, Any]:
-    """Marker and colour of a row; filled where every key is read from blocks."""
-    colour = _COLOURS[index % len(_COLOURS)]
-    return {
-        "color": colour,
-        "marker": _MARKERS[index % len(_MARKERS)],
-        "markersize": 5,
-        "markerfacecolor": "white" if result.candidate.tail else colour,
-    }
+def _looks(results: Sequence[Result]) -> list[tuple[Result, dict[str, Any]]]:
+    """Every cache but the reference, with the colour and marker of its types: filled where every key is from blocks."""
+    pairs = list(dict.fromkeys(result.candidate.label.removesuffix(NO_TAIL) for result in results[1:]))
+    looks = []
+    for result in results[1:]:
+        index = pairs.index(result.candidate.label.removesuffix(NO_TAIL))
+        colour = _COLOURS[index % len(_COLOURS)]
+        filling = "white" if result.candidate.tail else colour
+        marker = _MARKERS[index % len(_MARKERS)]
+        looks.append((result, {"color": colour, "marker": marker, "markersize": 5, "markerfacecolor": filling}))
+    return looks
 
 
-def _svg(figure: Any, title: str) -> str:
-    """The figure as an svg element that says what it shows, to be put into a page."""
+def _svg(figure: Any, axes: Any, title: str) -> str:
+    """The figure with a legend, as an svg element that says what it shows, to be put into a page."""
     from matplotlib import rc_context
 
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     out = io.StringIO()
     with rc_context(_STYLE):
         figure.savefig(out, format="svg", metadata={"Date": None, "Title": title})
