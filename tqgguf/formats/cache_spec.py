@@ -78,10 +78,6 @@ class CacheSpec:
         """Whether K is balanced in full in some layer, so that a calibration matters. RequestError: as `resolve`."""
         return any(types.balance == "full" for types in self.resolve(n_layers))
 
-    def has_channel_scale(self, n_layers: int) -> bool:
-        """Whether K is balanced in full in some layer, so that a calibration matters. RequestError: as `resolve`."""
-        return any(types.balance == "full" for types in self.resolve(n_layers))
-
     @property
     def has_float_v(self) -> bool:
         """Whether V is of a float type in every layer."""
