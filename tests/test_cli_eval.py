@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_folders import write_folder
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli import eval_command, eval_table
@@ -72,7 +73,7 @@ def test_stdout_carries_the_tables_and_stderr_the_rest(capsys: Any, model: str, 
     assert [line.split()[0] for line in ranges] == ["turbo4/turbo3", "mlx-q4"]
     assert (empty, note) == ("", "channel scale of K, where it is balanced in full: from page 0")
     assert f"model: {model}: llama 'tiny llama', 1 layers" in err
-    assert f"text: {text}; 1 windows of 1,536 tokens, 1,535 of them scored" in err
+    assert f"text: {text}; 1 window of 1,536 tokens, 1,535 of them scored" in err
     assert re.search(r"window 1 of 1: \d+ s\n$", err)
 
 
@@ -160,6 +161,16 @@ def test_default_types_that_the_models_heads_cannot_have_are_left_out(capsys: An
     labels = [row["label"] for row in json.loads(out)["rows"]]
     assert status == 0 and "turbo4/turbo4" in labels and "mlx-q4" not in labels
     assert "mlx-q4 is left out: layer 0, K: cache type mlx-q4 cannot hold head_dim 96" in err
+
+
+def test_an_mlx_folder_is_evaluated_too(capsys: Any, tmp_path: Path, text: str) -> None:
+    write_folder(tmp_path / "folder")
+    argv = ("-m", str(tmp_path / "folder"), "-f", text, "-c", "256", "--chunks", "1", "--cache-types", "turbo3,mlx-q4")
+    status, out, err = tqgguf(capsys, *argv, "--json")
+    found = json.loads(out)
+    assert status == 0, err
+    assert found["model"]["file"] == "folder" and found["model"]["bytes"] > 0
+    assert all(row["n_tokens"] == 255 and row["kld"] > 0 for row in found["rows"][1:])
 
 
 # The page

@@ -381,7 +381,7 @@ def test_markup_in_a_text_is_text(tiny: LoadedModel) -> None:
 
 
 def test_a_text_too_short_for_its_windows_is_refused_with_both_lengths(tiny: LoadedModel) -> None:
-    with pytest.raises(RequestError, match=r"note\.txt has 5 tokens: expected at least 64 for 1 windows of 64"):
+    with pytest.raises(RequestError, match=r"note\.txt has 5 tokens: expected at least 64 for 1 window of 64"):
         cut_windows(tiny.tokenizer, "abcde", 64, None, "note.txt")
     with pytest.raises(RequestError, match="the text has 100 tokens: expected at least 192 for 3 windows of 64"):
         cut_windows(tiny.tokenizer, "\x01" * 100, 64, 3)

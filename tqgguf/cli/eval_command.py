@@ -28,7 +28,7 @@ from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import backends
 from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.calibration_choice import ChosenCalibration, choose_calibration
-from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
+from tqgguf.runtime.evaluation import Evaluation, Plan, count_windows, cut_windows
 from tqgguf.runtime.evaluation_caches import (
     PLAIN_OPTIONS,
     CacheOptions,
@@ -81,7 +81,7 @@ def evaluate(request: EvalRequest) -> int:
     say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
     if request.verbose:
         say(f"device: {backends.describe()}")
-    say(f"text: {source}; {len(windows)} windows of {n_ctx:,} tokens, {plan.n_scored:,} of them scored")
+    say(f"text: {source}; {count_windows(len(windows), n_ctx)}, {plan.n_scored:,} of them scored")
     evaluation = Evaluation(loaded, candidates, plan)
     interrupted = _run(evaluation, plan)
     results = evaluation.results()

@@ -44,16 +44,21 @@ def cut_windows(
     bos = _added_bos(tokenizer)
     ids = [*bos, *tokenizer.encode(text, add_special=False, parse_special=False)]
     held = len(ids) // n_ctx
-    wanted = held if n_windows is None else n_windows
-    if held < max(wanted, 1):
+    wanted = max(held, 1) if n_windows is None else n_windows
+    if held < wanted:
         raise RequestError(
-            f"{source} has {len(ids):,} tokens: expected at least {max(wanted, 1) * n_ctx:,} for "
-            f"{max(wanted, 1)} windows of {n_ctx:,} (--chunks, -c)"
+            f"{source} has {len(ids):,} tokens: expected at least {wanted * n_ctx:,} for "
+            f"{count_windows(wanted, n_ctx)} (--chunks, -c)"
         )
     windows = np.array(ids[: wanted * n_ctx], np.int64).reshape(wanted, n_ctx)
     if bos:
         windows[:, 0] = bos[0]
     return windows
+
+
+def count_windows(n_windows: int, n_ctx: int) -> str:
+    """In words."""
+    return f"{n_windows:,} window{'s' if n_windows > 1 else ''} of {n_ctx:,} tokens"
 
 
 def _added_bos(tokenizer: TextTokenizer) -> list[int]:
