@@ -17,6 +17,7 @@ from tqgguf.cli import main as program
 from tqgguf.cli import run_command
 from tqgguf.cli.prompts import Texts, chat_turns, process_escapes, read_texts
 from tqgguf.cli.run_request import RunRequest
+from tqgguf.formats.cache_spec import PRESETS
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 from tqgguf.runtime.sampling_params import SamplingParams
 
@@ -118,6 +119,7 @@ def test_the_verbs_status_is_the_programs(requested: Any) -> None:
         (["-n", "-3"], "-n: expected a number from -2 to"),
         (["-ub", "0"], "-ub: expected a number from 1 to"),
         (["--exact-prefix", "129"], "--cache-exact-first: expected a number from 0 to 128, found 129"),
+        (["--cache-preset", "tiny"], "--cache-preset: expected quality, balanced, small, found 'tiny'"),
         (["--top-p", "1.1"], "--top-p: expected a number from 0 to 1, found 1.1"),
         (["--temp", "inf"], "--temp: expected a finite number, found inf"),
         (["-s", "-2"], "--seed: expected a number from -1 to 4294967295, found -2"),
@@ -350,6 +352,14 @@ def test_version_is_printed_by_the_program_and_by_the_verb() -> None:
         tqgguf(*argv).stdout for argv in (["--version"], ["run", "--version"], ["run", "-ngl", "1", "--version"])
     }
     assert len(outputs) == 1 and outputs.pop().startswith(b"tqgguf ")
+
+
+def test_a_preset_names_both_types_and_a_named_type_counts_for_more(requested: Any) -> None:
+    for name, types in PRESETS.items():
+        request = requested("--cache-preset", name)
+        assert (request.type_k, request.type_v) == types
+    request = requested("-ctk", "q8_0", "--cache-preset", "small")
+    assert (request.type_k, request.type_v) == ("q8_0", "turbo3")
 
 
 def test_without_a_verb_the_help_is_shown() -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+from tqgguf.formats.cache_spec import PRESETS
+
 SWITCH = "on|off"
 SWITCH_OR_AUTO = "on|off|auto"
 
@@ -297,6 +299,7 @@ OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--json", ours=True),
     _implemented("--strict-kv", ours=True),
     _implemented("--cache-exact-first --exact-prefix", "integer", ours=True),
+    _implemented("--cache-preset", "|".join(PRESETS), ours=True),
     _implemented("--kv-balance", "off|page|full", ours=True),
     _implemented("--kv-calibration", "text", ours=True),
     _implemented("--debug", ours=True),

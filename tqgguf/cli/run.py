@@ -18,6 +18,7 @@ from tqgguf.cli.run_request import RunRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.cli.version import print_version
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.cache_spec import PRESETS
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.missing_mlx import needs_mlx
 from tqgguf.runtime.sampling_params import SamplingParams, sampler_names
@@ -26,6 +27,7 @@ _DEFAULT = RunRequest()
 _SAMPLING = SamplingParams()
 _SWITCH: dict[str, bool | None] = {"on": True, "off": False, "auto": None}
 _TYPES = ", ".join(CACHE_TYPE_NAMES)
+_PRESETS = ", ".join(f"{name} is {k}/{v}" for name, (k, v) in PRESETS.items())
 
 EXAMPLES = (
     'tqgguf run -p "What is the capital of France?" --temp 0',
@@ -104,6 +106,15 @@ def run(
     type_v: Annotated[
         str, option(_KV, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
     ] = _DEFAULT.type_v,
+    preset: Annotated[
+        str | None,
+        option(
+            _KV,
+            f"Types for K and V: {_PRESETS}. -ctk and -ctv count for more.",
+            "--cache-preset",
+            metavar=f"[{'|'.join(PRESETS)}]",
+        ),
+    ] = None,
     flash_attention: Annotated[
         str,
         option(_KV, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
@@ -296,6 +307,7 @@ def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunReques
         **fields_of(
             RunRequest,
             values,
+            **_preset_types(values["preset"], given.given),
             reverse_prompts=tuple(values["reverse_prompts"] or ()),
             reasoning=_SWITCH[values["reasoning"]],
             rope_freq_scale=stretched_freq_scale(values),
@@ -304,6 +316,12 @@ def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunReques
             notices=given.notices + _flash_attention_notice(values["flash_attention"]),
         )
     )
+
+
+def _preset_types(preset: str | None, given: frozenset[str]) -> dict[str, str]:
+    """The types of a preset, by field, where the command line does not name them."""
+    types = zip(("k", "v"), PRESETS[preset] if preset else (), strict=False)
+    return {f"type_{side}": name for side, name in types if f"--cache-type-{side}" not in given}
 
 
 def _flash_attention_notice(word: str) -> tuple[str, ...]:

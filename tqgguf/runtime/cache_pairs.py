@@ -1,8 +1,8 @@
 """The names of what `tqgguf eval` compares: pairs of cache types as the command line writes them.
 
-`turbo4/turbo3` is K and V, `q8_0` both, `turbo3@plain` another form of what the types are by default, `mlx-q4` mlx-lm's
-own quantised cache. A type may differ by layer, as after -ctk: `turbo3,0-1:q8_0/turbo3`. `sim:kivi4` and
-`sim:turbo4/turbo3@mean1` are caches that are only imitated (`simulated_schemes`). Checked before MLX is imported;
+`turbo4/turbo3` is K and V, `q8_0` both, `small` a preset, `turbo3@plain` another form of what the types are by default,
+`mlx-q4` mlx-lm's own quantised cache. A type may differ by layer, as after -ctk: `turbo3,0-1:q8_0/turbo3`. `sim:kivi4`
+and `sim:turbo4/turbo3@mean1` are caches that are only imitated (`simulated_schemes`). Checked before MLX is imported;
 making caches of them is `evaluation_caches`' matter.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tqgguf.formats.cache_spec import BALANCE_MODES, CacheSpec
+from tqgguf.formats.cache_spec import BALANCE_MODES, PRESETS, CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.simulated_schemes import SCHEMES, VARIANTS, is_variant, keeps_pages
 
@@ -71,6 +71,8 @@ def parse_pairs(text: str, flag: str = "--cache-types") -> tuple[CachePair, ...]
 def _pair(word: str, flag: str) -> CachePair:
     if word.startswith(SIMULATED):
         return _simulated(word, flag)
+    if word in PRESETS:
+        return CachePair(*PRESETS[word])
     types, at, form = word.partition("@")
     type_k, slash, type_v = types.partition("/")
     pair = CachePair(type_k, type_v if slash else type_k, form)
