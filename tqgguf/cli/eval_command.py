@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
-import tqgguf
-from tqgguf.cli import eval_table
-from tqgguf.cli.eval_plots import check_plots
+from tqgguf.cli.eval_outcome import about_model, about_program, as_text, report_folder, write_report
 from tqgguf.cli.eval_request import ALL_CHUNKS, DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
@@ -54,7 +46,7 @@ def evaluate(request: EvalRequest) -> int:
     """
     for notice in request.notices:
         say(notice)
-    folder = _report_folder(request)
+    folder = None if request.report is None else report_folder(request.report)
     text, source = _read_text(request)
     opened = open_model(
         request.model or embedded_model(),
@@ -87,7 +79,7 @@ def evaluate(request: EvalRequest) -> int:
     results = evaluation.results()
     n_scored = results[0].statistics.n_tokens
     about = {
-        "model": _about_model(opened),
+        "model": about_model(opened),
         "text": source,
         "n_ctx": n_ctx,
         "n_windows": len(windows),
@@ -96,63 +88,15 @@ def evaluate(request: EvalRequest) -> int:
         "chunk": plan.chunk,
         "kv_calibration": chosen.path,
         "interrupted": interrupted,
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "device": backends.describe(),
-        "versions": _versions(),
+        **about_program(),
     }
-    found = {**about, "rows": eval_table.as_json(results)}
-    if request.json_output:
-        print(json.dumps(found, ensure_ascii=False), flush=True)
-    elif n_scored:
-        print("\n".join(eval_table.lines(results)), flush=True)
+    if request.json_output or n_scored:
+        print(as_text(results, about, request.json_output), flush=True)
     if folder is not None and n_scored:
-        from tqgguf.cli.eval_page import page  # lazily: it takes matplotlib in
-
-        (folder / "eval.html").write_text(page(results, about, request.words), encoding="utf-8")
-        (folder / "eval.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        say(f"report: {folder / 'eval.html'}")
+        say(f"report: {write_report(folder, results, about, request.words)}")
     if interrupted:
         say(f"interrupted: {n_scored:,} of {plan.n_scored:,} tokens were scored")
     return INTERRUPTED if interrupted else 0
-
-
-def _report_folder(request: EvalRequest) -> Path | None:
-    """The folder of --report, made if need be; refused before anything is measured if it cannot be written."""
-    if request.report is None:
-        return None
-    check_plots()
-    folder = Path(request.report)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise RequestError(f"--report {folder}: expected a folder to write into: {error.strerror or error}") from None
-    return folder
-
-
-def _about_model(opened: OpenModel | OpenFolder) -> dict[str, Any]:
-    path, config = Path(opened.path), opened.config
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    return {
-        "file": path.name,
-        "bytes": sum(file.stat().st_size for file in files),
-        "architecture": config.architecture,
-        "name": config.name,
-        "layers": config.n_layers,
-        "vocabulary": config.vocab_size,
-        "context": config.context_length,
-    }
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("mlx", "mlx-lm", "numpy")}
-    return {
-        "tqgguf": tqgguf.__version__,
-        **packages,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }
 
 
 def say(line: str) -> None:

@@ -1,0 +1,87 @@
+"""What becomes of an evaluation: text for stdout, a page in a folder, and what the figures belong to."""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tqgguf
+from tqgguf.cli import eval_table
+from tqgguf.cli.eval_plots import check_plots
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime import backends
+from tqgguf.runtime.evaluation import Result
+from tqgguf.runtime.load import OpenModel
+from tqgguf.runtime.mlx_folder import OpenFolder
+
+PAGE_FILE, JSON_FILE = "eval.html", "eval.json"
+
+
+def about_model(opened: OpenModel | OpenFolder) -> dict[str, Any]:
+    """Which model was evaluated."""
+    path, config = Path(opened.path), opened.config
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return {
+        "file": path.name,
+        "bytes": sum(file.stat().st_size for file in files),
+        "architecture": config.architecture,
+        "name": config.name,
+        "layers": config.n_layers,
+        "vocabulary": config.vocab_size,
+        "context": config.context_length,
+    }
+
+
+def about_program() -> dict[str, Any]:
+    """When, on what and by which versions."""
+    packages = {name: version(name) for name in ("mlx", "mlx-lm", "numpy")}
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "device": backends.describe(),
+        "versions": {
+            "tqgguf": tqgguf.__version__,
+            **packages,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        },
+    }
+
+
+def as_text(results: Sequence[Result], about: Mapping[str, Any], as_json: bool) -> str:
+    """Tables for people, or one JSON object for programs."""
+    if not as_json:
+        return "\n".join(eval_table.lines(results))
+    return json.dumps(_found(results, about), ensure_ascii=False)
+
+
+def report_folder(name: str) -> Path:
+    """The folder of --report, made if need be. RequestError if it cannot be written, or matplotlib is missing."""
+    check_plots()
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RequestError(f"--report {folder}: expected a folder to write into: {error.strerror or error}") from None
+    return folder
+
+
+def write_report(folder: Path, results: Sequence[Result], about: Mapping[str, Any], words: Sequence[str]) -> Path:
+    """Write the page, and the figures as JSON beside it; the page's path. `words`: the command line."""
+    from tqgguf.cli.eval_page import page  # lazily: it takes matplotlib in
+
+    (folder / PAGE_FILE).write_text(page(results, about, words), encoding="utf-8")
+    figures = json.dumps(_found(results, about), ensure_ascii=False, indent=1)
+    (folder / JSON_FILE).write_text(figures + "\n", encoding="utf-8")
+    return folder / PAGE_FILE
+
+
+def _found(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:
+    return {**about, "rows": eval_table.as_json(results)}
