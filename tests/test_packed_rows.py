@@ -28,7 +28,7 @@ from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import LoadedModel, embedded_model, open_model
 from tqgguf.runtime.matrices import InputEmbedding
 from tqgguf.runtime.native.library import row_matrix
-from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, PackedRows, RowsEmbedding, RowsLinear, is_served
+from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS, PackedRows, RowsEmbedding, RowsLinear, is_served
 from tqgguf.runtime.row_layers import RowsLayer
 
 N_ROWS, N = 1031, 768  # an odd number of rows, of more than one run
@@ -243,6 +243,29 @@ def test_smollm2_chooses_the_dense_ones_tokens(smollm2):
             logits = session.decode(ids[-1])
         chosen.append(ids)
     assert chosen[0] == chosen[1]
+
+
+MEASURE = """
+import resource, sys
+from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.runtime.generate import Session
+from tqgguf.runtime.load import load_model
+import mlx.core as mx
+mx.set_default_device(mx.cpu)
+unit = 1 if sys.platform == "darwin" else 1024
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+session = Session(load_model(), CacheSpec("f16", "f16"))
+session.prefill(range(1, 40))
+session.decode(5)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit)
+"""
+
+
+def test_a_model_takes_no_more_memory_than_its_file_twice():
+    """The mapping's pages count too; float32 copies would be more than five times the file."""
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    slow = LIBRARY is not None and LIBRARY.path_name in SLOW_PATHS
+    assert int(done.stdout) < (12 if slow else 2) * embedded_model().stat().st_size
 
 
 def test_rows_are_a_view_of_the_mapping(tmp_path):

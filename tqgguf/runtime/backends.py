@@ -7,6 +7,7 @@ import mlx.core as mx
 from tqgguf.runtime.attention_c import CReading
 from tqgguf.runtime.blas import load_fast_blas
 from tqgguf.runtime.native.library import load_library
+from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS
 from tqgguf.runtime.readings import MlxReading, NumpyReading, Reading
 
 
@@ -32,4 +33,7 @@ def describe() -> str:
         return "GPU; attention by MLX operations"
     library = load_library()
     how = "numpy" if library is None else f"the C library ({library.path_name}, {library.threads} threads)"
-    return f"CPU; attention by {how}; matmul by {load_fast_blas().name}"
+    products = f"matmul by {load_fast_blas().name}"
+    if library is not None and library.path_name not in SLOW_PATHS:
+        products += f"; a GGUF's matrices stay in the file, up to {MOST_SINGLE_ROWS} rows by the C library"
+    return f"CPU; attention by {how}; {products}"

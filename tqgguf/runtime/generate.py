@@ -188,7 +188,11 @@ class Session:
             logits = self.loaded.last_logits(tokens, self.cache)
         else:
             self.loaded.fill(tokens, self.cache)
-        mx.eval(logits, [c.state for c in self.cache])
+        end = len(self.tokens) + len(ids)
+        if logits is None or len(ids) > 1 or end % PAGE_TOKENS == 0:
+            mx.eval(logits, [c.state for c in self.cache])
+        else:  # attention has read the token's rows, so that nothing else is left to evaluate before the page is full
+            mx.eval(logits)
         self.tokens += ids
         self._torn = False
         if logits is not None:

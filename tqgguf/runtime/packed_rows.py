@@ -23,8 +23,9 @@ from tqgguf.runtime.matrices import OwnLinear
 from tqgguf.runtime.native.library import Library, Matrix, row_matrix
 from tqgguf.runtime.products import product
 
-MOST_SINGLE_ROWS = 8
-"""Rows of x up to which each is multiplied by itself in C; decoding the whole matrix costs more than so many passes."""
+MOST_SINGLE_ROWS = 16
+"""Rows of x up to which each is multiplied by itself in C; decoding the whole matrix costs more than so many passes.
+Measured: with 24 both take as long."""
 
 TILE_VALUES = 1 << 20
 """Values that are decoded at a time for the BLAS: 4 MB, which stay in the caches. Measured."""
