@@ -25,7 +25,7 @@ EXAMPLES = (
 )
 
 _BALANCE = f"[{'|'.join(BALANCE_MODES)}]"
-_MODEL, _TEXT, _KV = "Model and evaluation", "Text", "KV caches"
+_MODEL, _TEXT, _KV, _NEEDLE = "Model and evaluation", "Text", "KV caches", "A needle in a haystack"
 
 
 class EvalCommand(VerbCommand):
@@ -136,6 +136,27 @@ def evaluate(
     report: Annotated[
         str | None, option(OUTPUT, "Also write a page with plots into this folder.", "--report", metavar="DIR")
     ] = None,
+    needle: Annotated[
+        bool,
+        option(
+            _NEEDLE,
+            "Instead of scoring the text, hide a number in it and ask for it, at every length and depth.",
+            "--needle",
+        ),
+    ] = False,
+    needle_lengths: Annotated[
+        str | None,
+        option(
+            _NEEDLE,
+            "Tokens of prompt and answer. Default: a quarter, a half and the whole of -c.",
+            "--needle-lengths",
+            metavar="LIST",
+        ),
+    ] = _DEFAULT.needle_lengths,
+    needle_depths: Annotated[
+        str, option(_NEEDLE, "Where the number is, in per cent of the text.", "--needle-depths", metavar="LIST")
+    ] = _DEFAULT.needle_depths,
+    seed: Annotated[int, option(_NEEDLE, "Other numbers.", "-s", "--seed")] = _DEFAULT.seed,
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of tables.", "--json")] = False,
     verbose: Annotated[bool, option(OUTPUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
     debug: Annotated[bool, option(OUTPUT, "Show tracebacks.", "--debug")] = False,
@@ -151,6 +172,8 @@ def evaluate(
     values = {**ctx.params, "rope_freq_scale": stretched_freq_scale(ctx.params)}
     request = EvalRequest(**fields_of(EvalRequest, values, given=given.given, notices=given.notices, words=given.words))
     with needs_mlx("tqgguf eval"):
-        from tqgguf.cli import eval_command  # lazily: it brings MLX in, for which --help and refusals must not wait
+        # lazily: they bring MLX in, for which --help and refusals must not wait
+        from tqgguf.cli import eval_command, needle_command
 
-    raise typer.Exit(eval_command.evaluate(request))
+    serve = needle_command.find_needles if request.needle else eval_command.evaluate
+    raise typer.Exit(serve(request))

@@ -29,8 +29,10 @@ _RANGES = {
 _SHARED = {
     "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
     "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--kv-balance", "--cache-exact-first",
-    "--kv-calibration", "--json", "--verbose", "--debug",
+    "--kv-calibration", "--seed", "--json", "--verbose", "--debug",
 }  # fmt: skip
+
+_NOT_WITH_NEEDLE = ("--like-llama", "--no-tail", "--chunks", "--report")
 
 _own = partial(row, Fate.IMPLEMENTED, "", ours=True)
 _PAIRS = "pairs of types are compared: --cache-types K/V,K/V"
@@ -42,6 +44,9 @@ EVAL_FLAGS: tuple[Flag, ...] = (
     _own("--like-llama"),
     _own("--no-tail"),
     _own("--report", "text"),
+    _own("--needle"),
+    _own("--needle-lengths", "text"),
+    _own("--needle-depths", "text"),
     row(Fate.REFUSED, _PAIRS, "-ctk --cache-type-k", "text"),
     row(Fate.REFUSED, _PAIRS, "-ctv --cache-type-v", "text"),
 )
@@ -81,6 +86,14 @@ class EvalRequest:
     """A sidecar with K's channel scale; auto: look for one, off: take it from page 0 of each window."""
     report: str | None = None
     """A folder to write a page with plots into."""
+    needle: bool = False
+    """Ask for numbers hidden in the text instead of scoring it."""
+    needle_lengths: str | None = None
+    """Tokens of prompt and answer, a comma list. None: a quarter, a half and the whole of the context."""
+    needle_depths: str = "0,25,50,75,100"
+    """Where the number is, a comma list in per cent of the text."""
+    seed: int = 1
+    """Of the numbers."""
     json_output: bool = False
     verbose: bool = False
     debug: bool = False
@@ -100,8 +113,38 @@ class EvalRequest:
         if self.n_chunks != ALL_CHUNKS and self.n_chunks < 1:
             raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {self.n_chunks}")
         parse_pairs(self.cache_types)
+        self._check_needle()
+
+    def _check_needle(self) -> None:
+        if not self.needle:
+            return
+        for flag in _NOT_WITH_NEEDLE:
+            if flag in self.given:
+                raise RequestError(f"{flag}: has no meaning with --needle, which asks as run does; leave one out")
+        if self.needle_lengths is not None:
+            _whole_numbers("--needle-lengths", self.needle_lengths, 1, _INT32)
+        _whole_numbers("--needle-depths", self.needle_depths, 0, 100)
+
+    def needle_lengths_of(self, n_ctx: int) -> list[int]:
+        """The lengths to try in a context of n_ctx tokens. RequestError: one is longer."""
+        if self.needle_lengths is None:
+            return [n_ctx // 4, n_ctx // 2, n_ctx]
+        return _whole_numbers("--needle-lengths", self.needle_lengths, 1, n_ctx)
+
+    @property
+    def depths(self) -> list[int]:
+        """In per cent, in the order in which they were named."""
+        return _whole_numbers("--needle-depths", self.needle_depths, 0, 100)
 
     @property
     def pairs(self) -> tuple[CachePair, ...]:
         """The pairs to compare with f16, in the order in which they were named."""
         return parse_pairs(self.cache_types)
+
+
+def _whole_numbers(flag: str, text: str, low: int, high: int) -> list[int]:
+    """The numbers of a comma list, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and low <= int(word) <= high for word in words):
+        raise RequestError(f"{flag}: expected numbers from {low:,} to {high:,} with commas between, found {text!r}")
+    return list(dict.fromkeys(map(int, words)))

@@ -47,6 +47,11 @@ class CachePair:
         return self.type_k in MLX_BITS
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is a cache that `run` can have."""
+        return not self.is_mlx and not self.simulated
+
+    @property
     def has_blocks(self) -> bool:
         """Whether K or V is held in pages of blocks, of which the last may be an f16 tail."""
         if self.simulated:

@@ -25,8 +25,6 @@ from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.sampling_params import SamplingParams
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 
-DEFAULT_DEPTHS = (0, 25, 50, 75, 100)
-"""Of the haystack, in per cent."""
 ANSWER_TOKENS = 32
 N_DIGITS = 5
 

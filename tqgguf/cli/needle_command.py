@@ -1,0 +1,112 @@
+"""What `tqgguf eval --needle` does: hide numbers in the text, ask every cache for them, print which were found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from tqgguf.cli import needle_table
+from tqgguf.cli.eval_outcome import about_model, about_program
+from tqgguf.cli.eval_request import EvalRequest
+from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.main import INTERRUPTED
+from tqgguf.cli.measuring import chunk_of, load, measured_text, say
+from tqgguf.cli.progress import ProgressLine
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.kv_size import LayerShape
+from tqgguf.runtime.cache_pairs import CachePair
+from tqgguf.runtime.calibration_choice import choose_calibration
+from tqgguf.runtime.evaluation_caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
+from tqgguf.runtime.kv_settings import check_cache_types
+from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.runtime.model_config import resolve_context
+from tqgguf.runtime.needle import NeedleRow, NeedleTest, needle_prompts
+
+
+def find_needles(request: EvalRequest) -> int:
+    """Serve the request and return the exit status; 130 if it was interrupted, after the cells finished by then."""
+    for notice in request.notices:
+        say(notice)
+    text, source = measured_text(request.text_file)
+    opened = open_model(
+        request.model or embedded_model(),
+        rope_freq_base=request.rope_freq_base,
+        rope_freq_scale=request.rope_freq_scale,
+    )
+    n_ctx = resolve_context(opened.config, request.n_ctx)
+    layers = opened.config.layer_shapes()
+    rows = _rows(request, layers)
+    options = CacheOptions(request.exact_first, request.balance)
+    is_needed = any(has_channel_scale(pair, len(layers), options) for pair in request.pairs if pair.is_ours)
+    chosen = choose_calibration(opened, request.calibration, is_needed)
+    for line in (*chosen.notices, *opened.tokenizer.warnings):
+        say(line)
+    rows = [NeedleRow(row.label, row.spec, chosen.channel_scales) for row in rows]
+    lengths = request.needle_lengths_of(n_ctx)
+    prompts = needle_prompts(opened.tokenizer, text, lengths, request.depths, request.seed, source)
+    loaded = load(opened, request.threads, request.verbose)
+    test = NeedleTest(loaded, rows, prompts, chunk_of(request))
+    interrupted = _run(test)
+    if request.json_output:
+        about = {
+            "model": about_model(opened),
+            "text": source,
+            "seed": request.seed,
+            "chunk": test.chunk,
+            "kv_calibration": chosen.path,
+            "interrupted": interrupted,
+            **about_program(),
+        }
+        print(json.dumps({**about, "needles": needle_table.as_json(test)}, ensure_ascii=False), flush=True)
+    elif test.cells:
+        print("\n".join(needle_table.lines(test)), flush=True)
+    if interrupted:
+        say(f"interrupted: {len(test.cells)} of {len(prompts)} needles were asked for")
+    return INTERRUPTED if interrupted else 0
+
+
+def _rows(request: EvalRequest, layers: Sequence[LayerShape]) -> list[NeedleRow]:
+    """f16, and the pairs after it. Of the default pairs, those that cannot be asked are left out."""
+    first = CachePair(REFERENCE, REFERENCE)
+    rows = [NeedleRow(first.label, CacheOptions().spec(first))]
+    for pair in request.pairs:
+        reason = can_hold(pair, layers) if pair.is_ours else "only caches of ours answer as run does"
+        if reason is not None and "--cache-types" not in request.given:
+            say(f"{pair.label} is left out: {reason}")
+        elif not pair.is_ours:
+            raise RequestError(f"--cache-types {pair.label}: {reason}; leave it out with --needle")
+        elif pair.label != first.label:
+            spec = CacheOptions(request.exact_first, request.balance).of(pair).spec(pair)
+            check_cache_types(layers, spec)
+            rows.append(NeedleRow(pair.label, spec))
+    return rows
+
+
+def _run(test: NeedleTest) -> bool:
+    """Ask, with progress on stderr and a line for each finished cell. Whether it was interrupted."""
+    line = ProgressLine("asking", "tokens")
+    started, told = time.perf_counter(), 0
+
+    def tell() -> None:
+        nonlocal told
+        if len(test.cells) > told:
+            told = len(test.cells)
+            line.end()
+            say(f"needle {told} of {len(test.prompts)}: {time.perf_counter() - started:.0f} s")
+
+    with Interrupt() as interrupt:
+
+        def progress(done: int, total: int) -> None:
+            tell()
+            line.update(done, total)
+            interrupt.check()
+
+        try:
+            test.run(progress)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            line.end()
+    tell()
+    return False
