@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyModel, write_tiny
 
+from tqgguf.cli.calibrate import EXAMPLES as CALIBRATE_EXAMPLES
+from tqgguf.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
 from tqgguf.cli.run import EXAMPLES as RUN_EXAMPLES
 
-EXAMPLES = {"run": RUN_EXAMPLES, "eval": EVAL_EXAMPLES}
-SHOWN = {"run": "KV cache: K ", "eval": "window 1 of "}  # on stderr, of every run that worked
+EXAMPLES = {
+    "run": RUN_EXAMPLES,
+    "eval": EVAL_EXAMPLES,
+    "calibrate": CALIBRATE_EXAMPLES,
+    "doctor": DOCTOR_EXAMPLES,
+}
+# on stderr, of every run that worked
+SHOWN = {"run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: "}
 
 
 def tqgguf(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tqgguf.cli.calibrate import CalibrateCommand, calibrate
 from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
 from tqgguf.cli.main import INTERRUPTED
@@ -54,6 +55,12 @@ app.command("run", cls=RunCommand, context_settings=HELP_NAMES, short_help="Answ
 app.command(
     "eval", cls=EvalCommand, context_settings=HELP_NAMES, short_help="Measure what KV cache types cost a model."
 )(evaluate)
+app.command(
+    "calibrate",
+    cls=CalibrateCommand,
+    context_settings=HELP_NAMES,
+    short_help="Measure the channel scale of K for a model.",
+)(calibrate)
 app.command(
     "doctor", cls=DoctorCommand, context_settings=HELP_NAMES, short_help="Propose KV cache types for a model."
 )(doctor)

@@ -1,0 +1,87 @@
+"""What `tqgguf calibrate` does with a request: read the text, load the model, measure, write."""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from tqgguf.cli.calibrate_request import ALL_CHUNKS, CalibrateRequest
+from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.measuring import chunk_of, load, measured_text, say
+from tqgguf.cli.progress import ProgressLine
+from tqgguf.formats.atomic import check_target
+from tqgguf.formats.calibration import Calibration, check_replaceable, write_calibration
+from tqgguf.formats.calibration_files import beside, cached, make_cache_folder
+from tqgguf.runtime.calibration_statistics import calibrate as calibrate_model
+from tqgguf.runtime.calibration_statistics import spread
+from tqgguf.runtime.evaluation import cut_windows
+from tqgguf.runtime.load import OpenModel, embedded_model, open_model
+from tqgguf.runtime.mlx_folder import OpenFolder
+from tqgguf.runtime.model_config import resolve_context
+
+
+def calibrate(request: CalibrateRequest) -> int:
+    """Serve the request and return the exit status; what can be refused is refused before any weight is read.
+
+    Nothing is written unless all is measured.
+    """
+    for notice in request.notices:
+        say(notice)
+    text, source = measured_text(request.text_file)
+    opened = open_model(
+        request.model or embedded_model(),
+        rope_freq_base=request.rope_freq_base,
+        rope_freq_scale=request.rope_freq_scale,
+    )
+    config = opened.config
+    path = _target(request, opened)
+    asked = request.n_ctx if "--ctx-size" in request.given else min(request.n_ctx, config.context_length)
+    n_ctx = resolve_context(config, asked)
+    windows = cut_windows(opened.tokenizer, text, n_ctx, None, source)
+    n_wanted = len(windows) if request.n_chunks == ALL_CHUNKS else request.n_chunks
+    if n_wanted > len(windows) and "--chunks" in request.given:
+        say(f"--chunks {n_wanted}: {source} gives {len(windows)} windows of {n_ctx:,} tokens")
+    windows = spread(windows, n_wanted)
+    chunk = chunk_of(request)
+    loaded = load(opened, request.threads, request.verbose)
+    say(f"text: {source}; {len(windows)} windows of {n_ctx:,} tokens")
+    line = ProgressLine("calibrating", "tokens")
+    started = time.perf_counter()
+    with Interrupt() as interrupt:
+
+        def progress(done: int, total: int) -> None:
+            line.update(done, total)
+            interrupt.check()
+
+        try:
+            scales = calibrate_model(loaded, windows, chunk, progress)
+        finally:
+            line.end()
+    made = Calibration(
+        scales=scales,
+        fingerprint=opened.fingerprint,
+        architecture=config.architecture,
+        model=config.name,
+        n_tokens=int(windows.size),
+        text=source if request.text_file is None else Path(source).name,
+        text_sha256=sha256(text.encode()).hexdigest(),
+    )
+    write_calibration(path, made)
+    say(f"channel scale of K: {len(scales)} layers from {windows.size:,} tokens, {time.perf_counter() - started:.0f} s")
+    if path.absolute() not in (beside(opened.path), cached(opened.fingerprint)):
+        say(f"use it with --kv-calibration {path}, or put it beside the model as {beside(opened.path).name}")
+    print(path, flush=True)
+    return 0
+
+
+def _target(request: CalibrateRequest, opened: OpenModel | OpenFolder) -> Path:
+    """Where to write, refused before anything is measured if that cannot be."""
+    if request.output is None:
+        make_cache_folder()
+        path = cached(opened.fingerprint)
+    else:
+        path = Path(request.output)
+    check_target(path)
+    check_replaceable(path)
+    return path

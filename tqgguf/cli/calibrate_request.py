@@ -1,0 +1,70 @@
+"""What `tqgguf calibrate` is asked to do: the command line, parsed, checked and typed, before any file is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.grid import DEFAULT_CHUNK
+
+ALL_CHUNKS = -1
+
+_INT32 = 2**31 - 1
+_RANGES = {
+    "n_ctx": ("-c", 0, _INT32),
+    "n_batch": ("-b", 1, _INT32),
+    "n_ubatch": ("-ub", 1, _INT32),
+    "threads": ("-t", -_INT32, _INT32),
+}
+_SHARED = {
+    "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
+    "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--verbose", "--debug",
+}  # fmt: skip
+_NO_CACHE = "a calibration serves every cache type, and is made with f16"
+
+CALIBRATE_FLAGS: tuple[Flag, ...] = (
+    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
+    row(Fate.IMPLEMENTED, "", "-o --output --output-file", "text", ours=True),
+    row(Fate.IMPLEMENTED, "", "--chunks", "integer", ours=True),
+    row(Fate.REFUSED, _NO_CACHE, "-ctk --cache-type-k", "text"),
+    row(Fate.REFUSED, _NO_CACHE, "-ctv --cache-type-v", "text"),
+)
+
+
+@dataclass(frozen=True)
+class CalibrateRequest:
+    """One call of `tqgguf calibrate`. RequestError for a number out of its range."""
+
+    model: str | None = None
+    """A GGUF file, any shard of a split one, or an MLX model folder. None: the embedded default model."""
+    text_file: str | None = None
+    """None: the text that tqgguf brings."""
+    output: str | None = None
+    """The sidecar to write. None: in the user's cache folder, where it is found by the model's fingerprint."""
+    n_ctx: int = 2048
+    """Tokens of a window. 0: as many as the model was trained for. The default takes no more than these."""
+    n_chunks: int = 4
+    """Windows, evenly spread over the text, or as many as it gives; ALL_CHUNKS: all."""
+    n_batch: int = 2048
+    n_ubatch: int = DEFAULT_CHUNK
+    """Tokens evaluated at a time, at most n_batch, not yet rounded up to whole pages."""
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    threads: int = -1
+    verbose: bool = False
+    debug: bool = False
+    given: frozenset[str] = frozenset()
+    """First long spellings of all flags that were given."""
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, (flag, low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+        if 0 < self.n_ctx < PAGE_TOKENS:
+            raise RequestError(f"-c: expected {PAGE_TOKENS} tokens or more, whole pages, found {self.n_ctx}")
+        if self.n_chunks != ALL_CHUNKS and self.n_chunks < 1:
+            raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {self.n_chunks}")
