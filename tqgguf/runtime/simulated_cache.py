@@ -29,26 +29,29 @@ _F16_SIDE = SideScheme(Blocks("f16"))
 
 
 class _Rows:
-    """One side: rows float32 [n_kv_heads, tokens, head_dim], exact (rounded to f16) and as they decode."""
+    """One side: rows [n_kv_heads, tokens, head_dim], exact (float16) and as they decode (float32)."""
 
     def __init__(self, scheme: SideScheme, side: Side) -> None:
         self.scheme, self.side = scheme, side
-        self.exact = self.coded = np.zeros((0, 0, 0), np.float32)
+        self.exact = np.zeros((0, 0, 0), np.float16)
+        self.coded = np.zeros((0, 0, 0), np.float32)
         self._mean: np.ndarray | None = None
 
     def append(self, new: mx.array) -> None:
-        """Rows whose group of tokens is not full yet stay exact, and are read so."""
-        rows = np.asarray(block_ops.to_f16(new)).astype(np.float32)
+        """Rows that are always read exactly, and those whose group of tokens is not full yet, are not coded."""
+        rows = np.array(block_ops.to_f16(new))
         if self._mean is None:
             self._mean = self._first_mean(rows)
         self.exact = np.concatenate([self.exact, rows], axis=1) if self.exact.size else rows
         n_coded = self.coded.shape[1] // self._group * self._group
         end = self.exact.shape[1] // self._group * self._group
-        fresh = self.exact[:, n_coded:end]
+        fresh = self.exact[:, n_coded:end].astype(np.float32)
         if fresh.size:
             fresh = decoded(self.scheme.quantiser, fresh - self._mean, self.side) + self._mean
-        parts = [self.coded[:, :n_coded], fresh, self.exact[:, end:]]
-        self.coded = np.concatenate([part for part in parts if part.size], axis=1)
+        n_first = max(0, self.scheme.exact.first - n_coded)
+        fresh[:, :n_first] = self.exact[:, n_coded : n_coded + n_first][:, : fresh.shape[1]]
+        parts: list[np.ndarray] = [self.coded[:, :n_coded], fresh, self.exact[:, end:]]
+        self.coded = np.concatenate([part for part in parts if part.size], axis=1, dtype=np.float32)
 
     @property
     def _group(self) -> int:
@@ -59,7 +62,7 @@ class _Rows:
         counted = rows[:, self.scheme.exact.first : self.scheme.mean_tokens]
         if not counted.size:
             return np.zeros((rows.shape[0], 1, rows.shape[2]), np.float32)
-        return counted.mean(axis=1, keepdims=True).astype(np.float16).astype(np.float32)
+        return counted.mean(axis=1, keepdims=True, dtype=np.float32).astype(np.float16).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,21 @@ class _Step:
         queries = np.arange(self.offset, self.offset + self.n_rows)[:, None]
         keys = np.arange(self.start, self.offset + self.n_rows)[None]
         seen = (keys <= queries) & (queries - keys < (window or keys.size + self.offset))
-        exact_k, exact_v = (mx.array(rule.mask(queries, keys) & seen) for rule in self.exact)
-        self._count(seen, np.asarray(exact_k), np.asarray(exact_v))
+        exact_k, exact_v = (rule.mask(queries, keys) & seen for rule in self.exact)
+        self._count(seen, exact_k, exact_v)
         n_kv_heads, head_dim = self.k[0].shape[0], q.shape[-1]
         groups = q[0].astype(mx.float32).reshape(n_kv_heads, -1, self.n_rows, head_dim) * scale
-        (k, k_coded), (v, v_coded) = ([mx.array(rows)[:, None] for rows in side] for side in (self.k, self.v))
-        scores = mx.where(exact_k, groups @ k.swapaxes(-1, -2), groups @ k_coded.swapaxes(-1, -2))
-        weights = mx.softmax(mx.where(mx.array(seen), scores, -mx.inf), axis=-1)
-        out = mx.where(exact_v, weights, 0) @ v + mx.where(exact_v, 0, weights) @ v_coded
+        k, v = (mx.array(side[1])[:, None] for side in (self.k, self.v))
+        scores = groups @ k.swapaxes(-1, -2)
+        if (at := _first_column(exact_k, self.exact[0].first - self.start)) is not None:
+            k = mx.array(self.k[0][:, at:].astype(np.float32))[:, None]
+            exact = mx.where(mx.array(exact_k[:, at:]), groups @ k.swapaxes(-1, -2), scores[..., at:])
+            scores = mx.concatenate([scores[..., :at], exact], axis=-1)
+        weights = mx.softmax(scores + mx.array(np.where(seen, np.float32(0), np.float32(-np.inf))), axis=-1)
+        out = weights @ v
+        if (at := _first_column(exact_v, self.exact[1].first - self.start)) is not None:
+            off = mx.array(self.v[0][:, at:] - self.v[1][:, at:])[:, None]
+            out = out + mx.where(mx.array(exact_v[:, at:]), weights[..., at:], 0) @ off
         return out.reshape(1, q.shape[1], self.n_rows, -1).astype(q.dtype)
 
     def _count(self, seen: np.ndarray, exact_k: np.ndarray, exact_v: np.ndarray) -> None:
@@ -106,6 +116,16 @@ class _Step:
         reads.keys_from_blocks += n - n_k
         reads.values_in_float += n_v
         reads.values_from_blocks += n - n_v
+
+
+def _first_column(exact: np.ndarray, n_always: int) -> int | None:
+    """The first key that some query reads exactly, or None. The first `n_always` do not count: they are not coded.
+
+    exact: booleans [queries, keys].
+    """
+    columns = np.flatnonzero(exact.any(axis=0))
+    later = columns[columns >= n_always]
+    return int(later[0]) if later.size else None
 
 
 class SimulatedCache(_BaseCache):
