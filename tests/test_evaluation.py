@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +23,7 @@ from tqgguf.runtime.evaluation_scores import ReferenceRows, TokenScores
 from tqgguf.runtime.evaluation_statistics import by_position, kld_profile, position_ranges, statistics
 from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import LoadedModel, open_model
+from tqgguf.texts import default_text
 
 N_CTX = 512
 RNG = np.random.default_rng(7)
@@ -385,3 +388,24 @@ def test_a_text_too_short_for_its_windows_is_refused_with_both_lengths(tiny: Loa
         cut_windows(tiny.tokenizer, "abcde", 64, None, "note.txt")
     with pytest.raises(RequestError, match="the text has 100 tokens: expected at least 192 for 3 windows of 64"):
         cut_windows(tiny.tokenizer, "\x01" * 100, 64, 3)
+
+
+# Against llama.cpp
+
+
+@pytest.mark.slow
+def test_scored_as_llama_perplexity_does_plain_caches_cost_what_llama_cpps_cost(smollm2: LoadedModel) -> None:
+    recorded = json.loads((Path(__file__).parent / "data" / "perplexity_llama_cpp.json").read_text())
+    text = default_text()[: recorded["n_characters"]]
+    assert hashlib.sha256(text.encode()).hexdigest() == recorded["text_sha256"], "run tests/oracles/perplexity.py again"
+    n_ctx = recorded["n_ctx"]
+    plan = Plan(cut_windows(smollm2.tokenizer, text, n_ctx, recorded["n_windows"]), first_scored=n_ctx // 2)
+    f16, q8_0, q4_0 = (result.statistics for result in evaluated(smollm2, "q8_0,q4_0", plan, PLAIN_OPTIONS).results())
+    theirs = recorded["types"]
+    assert f16.perplexity == pytest.approx(theirs["f16"]["perplexity"], rel=0.01)
+    # llama.cpp also rounds the queries to 8 bits that it multiplies such keys by: beside q8_0's error that is not small
+    assert 0.5 < q8_0.kld / theirs["q8_0"]["kld"] < 1.25
+    assert q4_0.kld == pytest.approx(theirs["q4_0"]["kld"], rel=0.25)
+    for found, name in ((q8_0, "q8_0"), (q4_0, "q4_0")):
+        ratio = theirs[name]["perplexity"] / theirs["f16"]["perplexity"]
+        assert found.ratio == pytest.approx(ratio, abs=3 * found.ratio_error)
