@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,14 @@ TESTS_OF_C = [
     "test_row_layers.py",
 ]
 collect_ignore = [] if load_library() else TESTS_OF_C
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_calibrations_of_the_user():
+    """The cache folder of whoever runs the tests may hold calibrations, which run and eval would take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(Path(__file__).parent.parent / "build" / "test-cache"))
+        yield
 
 
 @pytest.fixture(scope="session")
