@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+
+# Before numpy loads its OpenBLAS. The references in float64 are many small products, for which its threads spin more
+# than they compute: minutes are lost where other processes hold the cores. What `-t` asks for still counts.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")  # 2^10 cycles of waiting before a thread sleeps
 
 import tqgguf.runtime  # noqa: F401
 from tqgguf.runtime.native.library import load_library
