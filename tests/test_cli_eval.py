@@ -23,6 +23,7 @@ from tqgguf.cli import eval_command, eval_table
 from tqgguf.cli import main as program
 from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.main import main
+from tqgguf.cli.measuring import OWN_TEXT
 
 COMMAND = [sys.executable, "-m", "tqgguf.cli.main", "eval"]
 TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()
@@ -143,7 +144,7 @@ def test_text_comes_through_stdin_too(capsys: Any, model: str, text: str, monkey
 
 def test_without_a_text_tqggufs_own_is_taken_and_two_windows_of_it(capsys: Any, model: str) -> None:
     found = json.loads(tqgguf(capsys, "-m", model, "-c", "256", "--cache-types", "q8_0", "--json")[1])
-    assert (found["text"], found["n_windows"]) == (eval_command.OWN_TEXT, 2)
+    assert (found["text"], found["n_windows"]) == (OWN_TEXT, 2)
 
 
 def test_chunks_is_how_many_windows_and_minus_one_takes_all(capsys: Any, model: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tqgguf.formats.calibration import Calibration, check_replaceable, write_cal
 from tqgguf.formats.calibration_files import beside, cached, make_cache_folder
 from tqgguf.runtime.calibration_statistics import calibrate as calibrate_model
 from tqgguf.runtime.calibration_statistics import spread
-from tqgguf.runtime.evaluation import cut_windows
+from tqgguf.runtime.evaluation import count_windows, cut_windows
 from tqgguf.runtime.load import OpenModel, embedded_model, open_model
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import resolve_context
@@ -41,11 +41,11 @@ def calibrate(request: CalibrateRequest) -> int:
     windows = cut_windows(opened.tokenizer, text, n_ctx, None, source)
     n_wanted = len(windows) if request.n_chunks == ALL_CHUNKS else request.n_chunks
     if n_wanted > len(windows) and "--chunks" in request.given:
-        say(f"--chunks {n_wanted}: {source} gives {len(windows)} windows of {n_ctx:,} tokens")
+        say(f"--chunks {n_wanted}: {source} gives {count_windows(len(windows), n_ctx)}")
     windows = spread(windows, n_wanted)
     chunk = chunk_of(request)
     loaded = load(opened, request.threads, request.verbose)
-    say(f"text: {source}; {len(windows)} windows of {n_ctx:,} tokens")
+    say(f"text: {source}; {count_windows(len(windows), n_ctx)}")
     line = ProgressLine("calibrating", "tokens")
     started = time.perf_counter()
     with Interrupt() as interrupt:

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
+from tqgguf.cli import options
 from tqgguf.cli.doctor_request import DOCTOR_FLAGS, DoctorRequest
+from tqgguf.cli.options import MODEL_HEADING
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments
-from tqgguf.cli.version import print_version
 from tqgguf.runtime.missing_mlx import needs_mlx
 
 _DEFAULT = DoctorRequest()
-_MODEL = "Model and measuring"
 
 EXAMPLES = (
     "tqgguf doctor --bpv 3.5 -c 512    # the default model on tqgguf's own text",
@@ -32,33 +32,19 @@ class DoctorCommand(VerbCommand):
 
 def doctor(
     ctx: typer.Context,
-    model: Annotated[
-        str | None,
-        option(
-            _MODEL,
-            "GGUF file (any shard), or an MLX model folder. Default: the small model of make run.",
-            "-m",
-            "--model",
-            metavar="PATH",
-        ),
-    ] = None,
-    text_file: Annotated[
-        str | None,
-        option(_MODEL, "A UTF-8 text; - for stdin. Default: tqgguf's own.", "-f", "--file", metavar="FILE"),
-    ] = None,
+    model: options.Model = None,
+    text_file: options.TextFile = None,
     n_ctx: Annotated[
-        int, option(_MODEL, "Tokens to measure on, and again to try the proposals on.", "-c", "--ctx-size")
+        int, option(MODEL_HEADING, "Tokens to measure on, and again to try the proposals on.", "-c", "--ctx-size")
     ] = _DEFAULT.n_ctx,
     budget: Annotated[
-        float, option(_MODEL, "Bits per value, of K and V together, that the cache may take.", "--bpv")
+        float, option(MODEL_HEADING, "Bits per value, of K and V together, that the cache may take.", "--bpv")
     ] = _DEFAULT.budget,
-    threads: Annotated[int, option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")] = _DEFAULT.threads,
+    threads: options.Threads = _DEFAULT.threads,
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of tables.", "--json")] = False,
-    verbose: Annotated[bool, option(OUTPUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
-    debug: Annotated[bool, option(OUTPUT, "Show tracebacks.", "--debug")] = False,
-    version: Annotated[
-        bool, option(OUTPUT, "Print the version and exit.", "--version", is_eager=True, callback=print_version)
-    ] = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
+    version: options.Version = False,
 ) -> None:
     """Measure which layers of a model suffer from which cache types, and propose types for a budget of bits.
 

@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from tqgguf.cli.doctor_request import DoctorRequest
 from tqgguf.cli.eval_table import aligned, finite, number
+from tqgguf.cli.measuring import load, measured_text, say
 from tqgguf.cli.progress import ProgressLine
-from tqgguf.cli.prompts import read_text, without_last_newline
 from tqgguf.formats.block_types import PAGE_TOKENS
-from tqgguf.formats.gguf_errors import shown
-from tqgguf.runtime import backends
 from tqgguf.runtime.doctor import Examination, Proposal, proposable_types
 from tqgguf.runtime.doctor import examine as examine_model
 from tqgguf.runtime.evaluation import cut_windows
 from tqgguf.runtime.load import embedded_model, open_model
-from tqgguf.texts import default_text
 
 
 def examine(request: DoctorRequest) -> int:
     """Serve the request and return the exit status. What can be refused is refused before any weight is read."""
     for notice in request.notices:
-        _say(notice)
-    text, source = default_text(), "tqgguf's own text"
-    if request.text_file is not None:
-        text, source = without_last_newline(read_text("-f", request.text_file, sys.stdin.buffer)), request.text_file
+        say(notice)
+    text, source = measured_text(request.text_file)
     opened = open_model(request.model or embedded_model())
     n_ctx = min(request.n_ctx, opened.config.context_length) // PAGE_TOKENS * PAGE_TOKENS
     proposable_types(opened.config.layer_shapes())
     tokens, trial = cut_windows(opened.tokenizer, text, n_ctx, 2, source).tolist()
-    if request.threads > 0:
-        backends.set_threads(request.threads)
-    loading = ProgressLine("loading", "bytes")
-    loaded = opened.load(loading.update)
-    loading.end()
-    config = opened.config
-    _say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
-    if request.verbose:
-        _say(f"device: {backends.describe()}")
+    loaded = load(opened, request.threads, request.verbose)
     measuring = ProgressLine("measuring", "tokens")
     found = examine_model(loaded, tokens, trial, request.budget, measuring.update)
     measuring.end()
@@ -50,10 +36,6 @@ def examine(request: DoctorRequest) -> int:
     else:
         print("\n".join(_lines(found, request.budget)), flush=True)
     return 0
-
-
-def _say(line: str) -> None:
-    print(f"tqgguf: {line}", file=sys.stderr, flush=True)
 
 
 def flags(proposal: Proposal) -> str:

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from tqgguf.cli import options
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EVAL_FLAGS, EvalRequest
+from tqgguf.cli.options import KV_HEADING, MODEL_HEADING, TEXT_HEADING
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
-from tqgguf.cli.version import print_version
-from tqgguf.formats.cache_spec import BALANCE_MODES
 from tqgguf.runtime.cache_pairs import FORMS, MLX_BITS, SIMULATED
 from tqgguf.runtime.missing_mlx import needs_mlx
 from tqgguf.runtime.simulated_schemes import SCHEMES, VARIANTS
@@ -24,8 +24,7 @@ EXAMPLES = (
     "tqgguf eval -m model.gguf -f text.txt --cache-types q8_0,turbo4/turbo3,mlx-q4 --json",
 )
 
-_BALANCE = f"[{'|'.join(BALANCE_MODES)}]"
-_MODEL, _TEXT, _KV, _NEEDLE = "Model and evaluation", "Text", "KV caches", "A needle in a haystack"
+_NEEDLE = "A needle in a haystack"
 
 
 class EvalCommand(VerbCommand):
@@ -37,55 +36,31 @@ class EvalCommand(VerbCommand):
 
 def evaluate(
     ctx: typer.Context,
-    model: Annotated[
-        str | None,
-        option(
-            _MODEL,
-            "GGUF file (any shard), or an MLX model folder. Default: the small model of make run.",
-            "-m",
-            "--model",
-            metavar="PATH",
-        ),
-    ] = None,
+    model: options.Model = None,
     n_ctx: Annotated[
-        int, option(_MODEL, "Tokens of a window; 0: the model's whole context.", "-c", "--ctx-size")
+        int, option(MODEL_HEADING, "Tokens of a window; 0: the model's whole context.", "-c", "--ctx-size")
     ] = _DEFAULT.n_ctx,
     n_chunks: Annotated[
         int,
         option(
-            _MODEL,
+            MODEL_HEADING,
             f"Windows; -1: as many as the text gives. Default: {DEFAULT_CHUNKS}, or what the text gives.",
             "--chunks",
             show_default=False,
         ),
     ] = _DEFAULT.n_chunks,
-    n_batch: Annotated[int, option(_MODEL, "Upper bound on -ub.", "-b", "--batch-size")] = _DEFAULT.n_batch,
-    n_ubatch: Annotated[
-        int, option(_MODEL, "Tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size")
-    ] = _DEFAULT.n_ubatch,
-    rope_scaling: Annotated[
-        str,
-        option(_MODEL, "How RoPE is stretched; yarn is not supported yet.", "--rope-scaling", metavar="[none|linear]"),
-    ] = "linear",
-    rope_scale: Annotated[
-        float,
-        option(_MODEL, "Stretch positions this many times, for a longer context; 0: the model's own.", "--rope-scale"),
-    ] = 0.0,
-    rope_freq_base: Annotated[
-        float, option(_MODEL, "RoPE's base frequency; 0: the model's own.", "--rope-freq-base")
-    ] = _DEFAULT.rope_freq_base,
-    rope_freq_scale: Annotated[
-        float, option(_MODEL, "Factor on RoPE's frequencies: 1 / --rope-scale.", "--rope-freq-scale")
-    ] = _DEFAULT.rope_freq_scale,
-    threads: Annotated[int, option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")] = _DEFAULT.threads,
-    text_file: Annotated[
-        str | None,
-        option(_TEXT, "A UTF-8 text; - for stdin. Default: tqgguf's own.", "-f", "--file", metavar="FILE"),
-    ] = None,
+    n_batch: options.BatchSize = _DEFAULT.n_batch,
+    n_ubatch: options.UbatchSize = _DEFAULT.n_ubatch,
+    rope_scaling: options.RopeScaling = "linear",
+    rope_scale: options.RopeScale = 0.0,
+    rope_freq_base: options.RopeFreqBase = _DEFAULT.rope_freq_base,
+    rope_freq_scale: options.RopeFreqScale = _DEFAULT.rope_freq_scale,
+    threads: options.Threads = _DEFAULT.threads,
+    text_file: options.TextFile = None,
     like_llama: Annotated[
         bool,
         option(
-            _TEXT,
+            TEXT_HEADING,
             "As llama-perplexity: only the second half of each window is scored, caches are plain.",
             "--like-llama",
         ),
@@ -93,7 +68,7 @@ def evaluate(
     cache_types: Annotated[
         str,
         option(
-            _KV,
+            KV_HEADING,
             "What to compare with f16: K/V or one name for both, another form of it after an @ "
             f"({', '.join(FORMS)}), or mlx-lm's own cache ({', '.join(MLX_BITS)}). After {SIMULATED} what is only "
             f"imitated: other engines' caches ({', '.join(SCHEMES)}), or our types used as they use them, as in "
@@ -105,34 +80,14 @@ def evaluate(
     no_tail: Annotated[
         bool,
         option(
-            _KV,
+            KV_HEADING,
             "Read every key outside the exact prefix from blocks; the f16 tail, as run has it, is a second row.",
             "--no-tail",
         ),
     ] = False,
-    balance: Annotated[
-        str | None,
-        option(_KV, "Balance of K. Default: full with turbo types, else off.", "--kv-balance", metavar=_BALANCE),
-    ] = _DEFAULT.balance,
-    exact_first: Annotated[
-        int | None,
-        option(
-            _KV,
-            "First tokens kept in f16. Default: 4 with turbo types, else 0.",
-            "--cache-exact-first",
-            "--exact-prefix",
-        ),
-    ] = _DEFAULT.exact_first,
-    calibration: Annotated[
-        str,
-        option(
-            _KV,
-            "The channel scale of K: a file of `tqgguf calibrate`; auto: look for one beside the model and in the "
-            "cache folder; off: from page 0.",
-            "--kv-calibration",
-            metavar="FILE|auto|off",
-        ),
-    ] = _DEFAULT.calibration,
+    balance: options.Balance = _DEFAULT.balance,
+    exact_first: options.ExactFirst = _DEFAULT.exact_first,
+    calibration: options.Calibration = _DEFAULT.calibration,
     report: Annotated[
         str | None, option(OUTPUT, "Also write a page with plots into this folder.", "--report", metavar="DIR")
     ] = None,
@@ -158,11 +113,9 @@ def evaluate(
     ] = _DEFAULT.needle_depths,
     seed: Annotated[int, option(_NEEDLE, "Other numbers.", "-s", "--seed")] = _DEFAULT.seed,
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of tables.", "--json")] = False,
-    verbose: Annotated[bool, option(OUTPUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
-    debug: Annotated[bool, option(OUTPUT, "Show tracebacks.", "--debug")] = False,
-    version: Annotated[
-        bool, option(OUTPUT, "Print the version and exit.", "--version", is_eager=True, callback=print_version)
-    ] = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
+    version: options.Version = False,
 ) -> None:
     """Measure what KV cache types cost a model: perplexity, KL divergence from f16, and bits per value.
 

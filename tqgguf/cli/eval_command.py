@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +10,10 @@ from tqgguf.cli.eval_outcome import about_model, about_program, as_text, report_
 from tqgguf.cli.eval_request import ALL_CHUNKS, DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
+from tqgguf.cli.measuring import chunk_of, load, measured_text, say
 from tqgguf.cli.progress import ProgressLine
-from tqgguf.cli.prompts import read_text, without_last_newline
-from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.kv_size import LayerShape
-from tqgguf.runtime import backends
 from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.calibration_choice import ChosenCalibration, choose_calibration
 from tqgguf.runtime.evaluation import Evaluation, Plan, count_windows, cut_windows
@@ -30,13 +26,9 @@ from tqgguf.runtime.evaluation_caches import (
     has_channel_scale,
     reference,
 )
-from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.load import OpenModel, embedded_model, open_model
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import resolve_context
-from tqgguf.texts import default_text
-
-OWN_TEXT = "tqgguf's own text"
 
 
 def evaluate(request: EvalRequest) -> int:
@@ -47,7 +39,7 @@ def evaluate(request: EvalRequest) -> int:
     for notice in request.notices:
         say(notice)
     folder = None if request.report is None else report_folder(request.report)
-    text, source = _read_text(request)
+    text, source = measured_text(request.text_file)
     opened = open_model(
         request.model or embedded_model(),
         rope_freq_base=request.rope_freq_base,
@@ -64,15 +56,8 @@ def evaluate(request: EvalRequest) -> int:
     windows = cut_windows(opened.tokenizer, text, n_ctx, wanted, source)
     if "--chunks" not in request.given:
         windows = windows[:DEFAULT_CHUNKS]
-    plan = Plan(windows, n_ctx // 2 if request.like_llama else 0, _chunk(request))
-    if request.threads > 0:
-        backends.set_threads(request.threads)
-    loading = ProgressLine("loading", "bytes")
-    loaded = opened.load(loading.update)
-    loading.end()
-    say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
-    if request.verbose:
-        say(f"device: {backends.describe()}")
+    plan = Plan(windows, n_ctx // 2 if request.like_llama else 0, chunk_of(request))
+    loaded = load(opened, request.threads, request.verbose)
     say(f"text: {source}; {count_windows(len(windows), n_ctx)}, {plan.n_scored:,} of them scored")
     evaluation = Evaluation(loaded, candidates, plan)
     interrupted = _run(evaluation, plan)
@@ -97,24 +82,6 @@ def evaluate(request: EvalRequest) -> int:
     if interrupted:
         say(f"interrupted: {n_scored:,} of {plan.n_scored:,} tokens were scored")
     return INTERRUPTED if interrupted else 0
-
-
-def say(line: str) -> None:
-    print(f"tqgguf: {line}", file=sys.stderr, flush=True)
-
-
-def _read_text(request: EvalRequest) -> tuple[str, str]:
-    """The text, and what to call it."""
-    if request.text_file is None:
-        return default_text(), OWN_TEXT
-    return without_last_newline(read_text("-f", request.text_file, sys.stdin.buffer)), request.text_file
-
-
-def _chunk(request: EvalRequest) -> int:
-    chunk = round_chunk(min(request.n_ubatch, request.n_batch))
-    if chunk != request.n_ubatch and "--ubatch-size" in request.given:
-        say(f"-ub {request.n_ubatch}: texts are evaluated in whole pages of {PAGE_TOKENS}, so {chunk} is used")
-    return chunk
 
 
 def _calibration(request: EvalRequest, opened: OpenModel | OpenFolder, n_layers: int) -> ChosenCalibration:

@@ -9,9 +9,11 @@ from typing import Annotated
 
 from tqgguf.cli.verb import OUTPUT, option
 from tqgguf.cli.version import print_version
+from tqgguf.formats.cache_spec import BALANCE_MODES
 
 MODEL_HEADING = "Model and evaluation"
 TEXT_HEADING = "Text"
+KV_HEADING = "KV cache"
 
 Model = Annotated[
     str | None,
@@ -47,6 +49,35 @@ Threads = Annotated[int, option(MODEL_HEADING, "CPU threads; 0 or less: all core
 TextFile = Annotated[
     str | None,
     option(TEXT_HEADING, "A UTF-8 text; - for stdin. Default: tqgguf's own.", "-f", "--file", metavar="FILE"),
+]
+Balance = Annotated[
+    str | None,
+    option(
+        KV_HEADING,
+        "What is taken out of K before it is coded: each page's mean, and a scale per channel. "
+        "Default: full for turbo types, else off.",
+        "--kv-balance",
+        metavar=f"[{'|'.join(BALANCE_MODES)}]",
+    ),
+]
+Calibration = Annotated[
+    str,
+    option(
+        KV_HEADING,
+        "The channel scale of K: a file of `tqgguf calibrate`; auto: look for one beside the model and in the "
+        "cache folder; off: from page 0.",
+        "--kv-calibration",
+        metavar="FILE|auto|off",
+    ),
+]
+ExactFirst = Annotated[
+    int | None,
+    option(
+        KV_HEADING,
+        "First tokens kept in f16. Default: 4 with turbo types, else 0.",
+        "--cache-exact-first",
+        "--exact-prefix",
+    ),
 ]
 Verbose = Annotated[bool, option(OUTPUT, "More on stderr.", "-v", "--verbose", "--log-verbose")]
 Debug = Annotated[bool, option(OUTPUT, "Show tracebacks.", "--debug")]

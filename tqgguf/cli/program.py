@@ -62,7 +62,10 @@ app.command(
     short_help="Measure the channel scale of K for a model.",
 )(calibrate)
 app.command(
-    "doctor", cls=DoctorCommand, context_settings=HELP_NAMES, short_help="Propose KV cache types for a model."
+    "doctor",
+    cls=DoctorCommand,
+    context_settings=HELP_NAMES,
+    short_help="Propose KV cache types for a model.",
 )(doctor)
 
 

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from tqgguf.cli import options
 from tqgguf.cli.arguments import SortedArguments
 from tqgguf.cli.llama_flags import FLAGS
+from tqgguf.cli.options import KV_HEADING, MODEL_HEADING
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
-from tqgguf.cli.version import print_version
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.cache_spec import PRESETS
 from tqgguf.formats.errors import RequestError
@@ -35,7 +36,7 @@ EXAMPLES = (
     "tqgguf run -m model.gguf -ctk turbo4 -ctv turbo3 -c 8192    # a chat",
 )
 
-_MODEL, _PROMPT, _CHAT, _KV = "Model and evaluation", "Prompt", "Chat", "KV cache"
+_PROMPT, _CHAT = "Prompt", "Chat"
 _SAMPLE = "Sampling (as in llama.cpp)"
 
 
@@ -49,54 +50,35 @@ class RunCommand(VerbCommand):
 def run(
     ctx: typer.Context,
     # model and evaluation
-    model: Annotated[
-        str | None,
-        option(
-            _MODEL,
-            "GGUF file (any shard), or an MLX model folder. Default: the small model of make run.",
-            "-m",
-            "--model",
-            metavar="PATH",
-        ),
-    ] = None,
+    model: options.Model = None,
     n_ctx: Annotated[
-        int, option(_MODEL, "Tokens of context; 0: the model's own.", "-c", "--ctx-size")
+        int, option(MODEL_HEADING, "Tokens of context; 0: the model's own.", "-c", "--ctx-size")
     ] = _DEFAULT.n_ctx,
     n_predict: Annotated[
         int,
         option(
-            _MODEL,
+            MODEL_HEADING,
             "Tokens to generate; -1: until the model ends, -2: until the context is full.",
             "-n",
             "--predict",
             "--n-predict",
         ),
     ] = _DEFAULT.n_predict,
-    n_batch: Annotated[int, option(_MODEL, "Upper bound on -ub.", "-b", "--batch-size")] = _DEFAULT.n_batch,
+    n_batch: options.BatchSize = _DEFAULT.n_batch,
     n_ubatch: Annotated[
         int,
-        option(_MODEL, "Prompt tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size"),
+        option(MODEL_HEADING, "Prompt tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size"),
     ] = _DEFAULT.n_ubatch,
-    rope_scaling: Annotated[
-        str,
-        option(_MODEL, "How RoPE is stretched; yarn is not supported yet.", "--rope-scaling", metavar="[none|linear]"),
-    ] = "linear",
-    rope_scale: Annotated[
-        float,
-        option(_MODEL, "Stretch positions this many times, for a longer context; 0: the model's own.", "--rope-scale"),
-    ] = 0.0,
-    rope_freq_base: Annotated[
-        float, option(_MODEL, "RoPE's base frequency; 0: the model's own.", "--rope-freq-base")
-    ] = _DEFAULT.rope_freq_base,
-    rope_freq_scale: Annotated[
-        float, option(_MODEL, "Factor on RoPE's frequencies: 1 / --rope-scale.", "--rope-freq-scale")
-    ] = _DEFAULT.rope_freq_scale,
-    threads: Annotated[int, option(_MODEL, "CPU threads; 0 or less: all cores.", "-t", "--threads")] = _DEFAULT.threads,
+    rope_scaling: options.RopeScaling = "linear",
+    rope_scale: options.RopeScale = 0.0,
+    rope_freq_base: options.RopeFreqBase = _DEFAULT.rope_freq_base,
+    rope_freq_scale: options.RopeFreqScale = _DEFAULT.rope_freq_scale,
+    threads: options.Threads = _DEFAULT.threads,
     # KV cache
     type_k: Annotated[
         str,
         option(
-            _KV,
+            KV_HEADING,
             f"Cache type of K: {_TYPES}; by layer: turbo3,0-1:q8_0,-1:q8_0.",
             "-ctk",
             "--cache-type-k",
@@ -104,12 +86,12 @@ def run(
         ),
     ] = _DEFAULT.type_k,
     type_v: Annotated[
-        str, option(_KV, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
+        str, option(KV_HEADING, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
     ] = _DEFAULT.type_v,
     preset: Annotated[
         str | None,
         option(
-            _KV,
+            KV_HEADING,
             f"Types for K and V: {_PRESETS}. -ctk and -ctv count for more.",
             "--cache-preset",
             metavar=f"[{'|'.join(PRESETS)}]",
@@ -117,39 +99,13 @@ def run(
     ] = None,
     flash_attention: Annotated[
         str,
-        option(_KV, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
+        option(KV_HEADING, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
     ] = _DEFAULT.flash_attention,
-    balance: Annotated[
-        str | None,
-        option(
-            _KV,
-            "What is taken out of K before it is coded: each page's mean, and a scale per channel. "
-            "Default: full for turbo types, else off.",
-            "--kv-balance",
-            metavar="[off|page|full]",
-        ),
-    ] = _DEFAULT.balance,
-    exact_first: Annotated[
-        int | None,
-        option(
-            _KV,
-            "First tokens kept in f16. Default: 4 with turbo types, else 0.",
-            "--cache-exact-first",
-            "--exact-prefix",
-        ),
-    ] = _DEFAULT.exact_first,
-    calibration: Annotated[
-        str,
-        option(
-            _KV,
-            "The channel scale of K: a file of `tqgguf calibrate`; auto: look for one beside the model and in the "
-            "cache folder; off: from page 0.",
-            "--kv-calibration",
-            metavar="FILE|auto|off",
-        ),
-    ] = _DEFAULT.calibration,
+    balance: options.Balance = _DEFAULT.balance,
+    exact_first: options.ExactFirst = _DEFAULT.exact_first,
+    calibration: options.Calibration = _DEFAULT.calibration,
     strict_kv: Annotated[
-        bool, option(_KV, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
+        bool, option(KV_HEADING, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
     ] = False,
     # prompt
     prompt: Annotated[
@@ -273,11 +229,9 @@ def run(
     ignore_eos: Annotated[bool, option(_SAMPLE, "Never end by itself.", "--ignore-eos")] = False,
     # output
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of text.", "--json")] = False,
-    verbose: Annotated[bool, option(OUTPUT, "More on stderr.", "-v", "--verbose", "--log-verbose")] = False,
-    debug: Annotated[bool, option(OUTPUT, "Show tracebacks.", "--debug")] = False,
-    version: Annotated[
-        bool, option(OUTPUT, "Print the version and exit.", "--version", is_eager=True, callback=print_version)
-    ] = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
+    version: options.Version = False,
 ) -> None:
     """Answer a prompt, or chat, from a GGUF model whose KV cache lies in compressed blocks.
 
