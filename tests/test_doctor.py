@@ -17,7 +17,7 @@ from tqgguf.cli import program
 from tqgguf.formats.codec import resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
-from tqgguf.runtime.doctor import OTHER_TYPES, TYPES, proposable_types
+from tqgguf.runtime.examination import OTHER_TYPES, TYPES, proposable_types
 from tqgguf.runtime.hook import Step
 from tqgguf.runtime.kv_cache import make_prompt_cache
 from tqgguf.runtime.load import open_model
