@@ -1,8 +1,10 @@
 /* Holds every path of a build to recorded bytes and to the portable path, without Python: for machines that only an
- * emulator runs. tests/neon_check.py writes the records, cross-compiles this with the library's sources and runs it.
+ * emulator runs. tests/neon_check.py writes the records, cross-compiles this with the library's sources and runs it:
+ * neon_check CODECS MATRICES. Exit status 0: all equal.
  *
- * A record: struct tq_codec, then int32 n_rows, float rows[n_rows][head_dim], and, where the codec encodes, codes and
- * scales as numpy makes them of each row. Exit status 0: all equal. */
+ * A record of CODECS: struct tq_codec, then int32 n_rows, float rows[n_rows][head_dim], and, where the codec encodes,
+ * codes and scales as numpy makes them of each row. Of MATRICES: struct matrix, then its rows, float x[n_x][n], and as
+ * gguf-py and numpy have them float values[n_rows][n] and products[n_x][n_rows]. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -166,14 +168,17 @@ static void read_into(void *to, size_t bytes, FILE *file)
         exit(2);
 }
 
-int main(int argc, char **argv)
+static float *read_floats(int64_t n, FILE *file)
 {
-    FILE *file = argc == 2 ? fopen(argv[1], "rb") : NULL;
-    if (file == NULL)
-        return 2;
+    float *floats = some(4 * (size_t)n);
+    read_into(floats, 4 * (size_t)n, file);
+    return floats;
+}
+
+static int check_codecs(FILE *file)
+{
     struct tq_codec codec, before = {0};
     int32_t n_rows, n_records = 0;
-    tq_set_threads(2);
     while (fread(&codec, sizeof codec, 1, file) == 1) {
         read_into(&n_rows, sizeof n_rows, file);
         size_t row_size = 4 * (size_t)codec.head_dim, code_size = (size_t)n_rows * code_bytes(&codec);
@@ -200,8 +205,65 @@ int main(int argc, char **argv)
         free(rows);
         n_records++;
     }
-    fclose(file);
+    return n_records;
+}
+
+struct matrix {
+    int64_t type, row_bytes, n_rows, n, n_x;
+};
+
+static void expect_of_matrix(int holds, const char *path, const struct matrix *matrix, const char *what)
+{
+    if (holds)
+        return;
+    n_wrong++;
+    printf("%s: type %d, %d vectors: %s\n", path, (int)matrix->type, (int)matrix->n_x, what);
+}
+
+static int check_matrices(FILE *file)
+{
+    struct matrix record;
+    int n_records = 0;
+    while (fread(&record, sizeof record, 1, file) == 1) {
+        int64_t n_values = record.n_rows * record.n, n_products = record.n_x * record.n_rows;
+        uint8_t *rows = some((size_t)(record.row_bytes * record.n_rows));
+        read_into(rows, (size_t)(record.row_bytes * record.n_rows), file);
+        float *x = read_floats(record.n_x * record.n, file);
+        float *values = read_floats(n_values, file), *products = read_floats(n_products, file);
+        float *found = some(4 * (size_t)(n_values > n_products ? n_values : n_products));
+        struct tq_matrix matrix = {rows, NULL, record.type, record.row_bytes, record.n_rows, record.n};
+        for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+            if (selectable(paths[i])) {
+                double error = 0, norm = 0;
+                int result = tq_decode_rows(&matrix, found);
+                expect_of_matrix(result == 0 && memcmp(found, values, 4 * (size_t)n_values) == 0, paths[i], &record,
+                                 "decodes to other values than gguf-py's");
+                result = tq_products(&matrix, 1, record.n_x, x, &found);
+                for (int64_t at = 0; at < n_products; at++) {
+                    error += pow((double)found[at] - products[at], 2);
+                    norm += pow(products[at], 2);
+                }
+                expect_of_matrix(result == 0 && error <= 1e-12 * norm, paths[i], &record, "multiplies differently");
+            }
+        float *floats[] = {x, values, products, found};
+        for (int i = 0; i < 4; i++)
+            free(floats[i]);
+        free(rows);
+        n_records++;
+    }
+    return n_records;
+}
+
+int main(int argc, char **argv)
+{
+    FILE *codecs = argc == 3 ? fopen(argv[1], "rb") : NULL, *matrices = argc == 3 ? fopen(argv[2], "rb") : NULL;
+    if (codecs == NULL || matrices == NULL)
+        return 2;
+    tq_set_threads(2);
+    int n_codecs = check_codecs(codecs), n_matrices = check_matrices(matrices);
+    fclose(codecs);
+    fclose(matrices);
     tq_select_path("");
-    printf("%d codecs, best path %s: %d differences\n", n_records, tq_path_name(), n_wrong);
-    return n_wrong != 0 || n_records == 0;
+    printf("%d codecs and %d products, best path %s: %d differences\n", n_codecs, n_matrices, tq_path_name(), n_wrong);
+    return n_wrong != 0 || n_codecs == 0 || n_matrices == 0;
 }

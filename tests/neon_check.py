@@ -1,4 +1,4 @@
-"""Cross-compile the C library for arm64 and hold its NEON path to numpy's bytes under qemu-user.
+"""Cross-compile the C library for arm64 and hold its NEON path to numpy's and gguf-py's values under qemu-user.
 
     python tests/neon_check.py [--native]
 
@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from gguf_rows import SERVED, float64, matrix
 
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.codec import resolve_codec
@@ -25,6 +26,7 @@ HERE = Path(__file__).parent
 NATIVE = HERE.parent / "tqgguf" / "runtime" / "native"
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", f"-I{NATIVE}"]
 N_ROWS = 21
+MATRIX = (77, 768)  # an odd number of rows
 
 
 def rows(head_dim: int) -> np.ndarray:
@@ -38,7 +40,7 @@ def rows(head_dim: int) -> np.ndarray:
     return x
 
 
-def write_records(path: Path) -> None:
+def write_codecs(path: Path) -> None:
     with path.open("wb") as file:
         for head_dim in (64, 96, 128, 192, 256):
             for name in CACHE_TYPE_NAMES:
@@ -54,6 +56,19 @@ def write_records(path: Path) -> None:
                     file.write(codes.tobytes() + scales.tobytes())
 
 
+def write_matrices(path: Path) -> None:
+    with path.open("wb") as file:
+        for name in SERVED:
+            for n_x in (1, 3):
+                tensor, x = matrix(name, *MATRIX), rows(MATRIX[1])[:n_x]
+                x[1:] = x[:1] + 1  # the ones of usual size
+                values = float64(tensor)
+                row_bytes = len(tensor.data) // MATRIX[0]
+                file.write(np.array([tensor.type_id, row_bytes, *MATRIX, n_x], np.int64).tobytes() + tensor.data)
+                for floats in (x, values, x @ values.T):
+                    file.write(floats.astype(np.float32).tobytes())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="check the C library's NEON path under qemu-user")
     parser.add_argument("--native", action="store_true", help="this machine's compiler and paths")
@@ -63,12 +78,13 @@ def main() -> None:
     )
     sources = [path for path in sorted(NATIVE.glob("*.c")) if path.name != "blas_forward.c"]
     with tempfile.TemporaryDirectory() as folder:
-        records, program = Path(folder) / "records", Path(folder) / "neon_check"
-        write_records(records)
+        codecs, matrices, program = (Path(folder) / name for name in ("codecs", "matrices", "neon_check"))
+        write_codecs(codecs)
+        write_matrices(matrices)
         subprocess.run(
             [compiler, *FLAGS, HERE / "neon_check.c", *sources, "-o", program, "-lm", "-lpthread"], check=True
         )
-        sys.exit(subprocess.run([*emulator, program, records]).returncode)
+        sys.exit(subprocess.run([*emulator, program, codecs, matrices]).returncode)
 
 
 if __name__ == "__main__":
