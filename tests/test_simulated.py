@@ -247,6 +247,19 @@ def test_without_a_tail_pages_of_our_variants_are_read_as_blocks() -> None:
     assert variant("turbo3", "turbo3", "after-prefill", 400, tail=False).v.exact == ExactKeys(prompt=200)
 
 
+def test_without_a_tail_other_engines_read_every_key_as_codes_too_and_are_charged_for_no_window(
+    tiny: LoadedModel,
+) -> None:
+    text = "sim:kivi4,sim:qjl3"
+    judged, production = rows_of(tiny, text, tail=False), rows_of(tiny, text)
+    assert [row.label for row in judged] == ["sim:kivi4 no tail", "sim:qjl3 no tail"]
+    assert [row.bits.v for row in judged] == [5, 3] and all(row.bits.v > 5.5 for row in production)
+    klds = evaluated(tiny, [*judged, *production])
+    assert klds[0] > 1.3 * klds[2] and klds[1] > 1.3 * klds[3]
+    text = "sim:vllm-metal,sim:turbo4@recent32"
+    assert [row.label for row in rows_of(tiny, text, tail=False)] == ["sim:vllm-metal", "sim:turbo4/turbo4@recent32"]
+
+
 # Bits
 
 
@@ -334,7 +347,7 @@ def test_names_of_simulated_caches_are_read_and_shown_as_they_are_written() -> N
     pairs = parse_pairs(text)
     assert ",".join(pair.label for pair in pairs) == text
     assert all(pair.simulated for pair in pairs)
-    assert [pair.has_blocks for pair in pairs] == [False, True, False, True]  # a tail to leave away
+    assert [pair.has_blocks for pair in pairs] == [True, True, False, True]  # a tail to leave away
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tqgguf.formats.cache_spec import BALANCE_MODES, PRESETS, CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.simulated_schemes import SCHEMES, VARIANTS, is_variant, keeps_pages
+from tqgguf.runtime.simulated_schemes import SCHEMES, VARIANTS, has_tail, is_variant
 
 MLX_BITS = {"mlx-q8": 8, "mlx-q4": 4, "mlx-q2": 2}
 """Bits of mlx-lm's QuantizedKVCache; its arithmetic of planes allows powers of two only."""
@@ -53,9 +53,9 @@ class CachePair:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether K or V is held in pages of blocks, of which the last may be an f16 tail."""
+        """Whether K or V is held in blocks, with an f16 tail that can be left away."""
         if self.simulated:
-            return keeps_pages(self.form)
+            return has_tail(self.type_k, self.form)
         return not self.is_mlx and CacheSpec(self.type_k, self.type_v).has_blocks
 
     @property

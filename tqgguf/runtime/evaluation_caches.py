@@ -166,7 +166,8 @@ def _simulated(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, option
 
 def _scheme(pair: CachePair, n_ctx: int, options: CacheOptions) -> Scheme:
     if pair.type_k in SCHEMES:
-        return SCHEMES[pair.type_k]
+        scheme = SCHEMES[pair.type_k]
+        return scheme if options.tail else scheme.without_tail()
     return variant(pair.type_k, pair.type_v, pair.form, n_ctx, options.n_prefix, options.tail)
 
 

@@ -10,7 +10,7 @@ the command line lists these names. The arithmetic is `fake_quantise`'s.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tqgguf.formats.block_types import BLOCK_TYPES, PAGE_TOKENS
@@ -120,6 +120,16 @@ class Scheme:
     note: str
     exact_layers: int = 0
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether tokens near the query are in f16."""
+        return any(side.exact.recent or side.exact.page for side in (self.k, self.v))
+
+    def without_tail(self) -> Scheme:
+        """The same, but every key is read as it decodes; what stays is exact by position."""
+        k, v = (replace(side, exact=replace(side.exact, recent=0, page=0)) for side in (self.k, self.v))
+        return replace(self, k=k, v=v)
+
     def is_exact(self, layer: int, n_layers: int) -> bool:
         """Whether a layer stays f16."""
         return min(layer, n_layers - 1 - layer) < self.exact_layers
@@ -202,9 +212,9 @@ def is_variant(form: str) -> bool:
     return form in (MEAN, AFTER_PREFILL) or _RECENT.fullmatch(form) is not None
 
 
-def keeps_pages(form: str) -> bool:
-    """Whether a variant has our pages, and an f16 tail that can be left away."""
-    return form in (MEAN, AFTER_PREFILL)
+def has_tail(name: str, form: str) -> bool:
+    """Whether such a cache has f16 tokens near the query that can be left away; recentN is nothing without them."""
+    return SCHEMES[name].has_tail if name in SCHEMES else form in (MEAN, AFTER_PREFILL)
 
 
 def variant(type_k: str, type_v: str, form: str, n_ctx: int, n_prefix: int | None = None, tail: bool = True) -> Scheme:
