@@ -15,7 +15,7 @@ FOR_USE = $(VENV)/installed-$(EXTRAS)
 FOR_DEVELOPMENT = $(FOR_USE)-dev
 SOURCES = pyproject.toml CMakeLists.txt $(wildcard tqgguf/runtime/native/*.[ch] tqgguf/runtime/native/*.inc)
 
-.PHONY: run test test-slow lint clean
+.PHONY: run test test-slow lint neon sanitize clean
 
 run: $(FOR_USE)
 	$(BIN)/tqgguf run -f $(DOCUMENT) --cache-type-k turbo4 --cache-type-v turbo4 --temp 0
@@ -31,6 +31,14 @@ lint: $(FOR_DEVELOPMENT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The C library's NEON path under qemu-user. Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user.
+neon: $(FOR_DEVELOPMENT)
+	$(BIN)/python tests/neon_check.py
+
+# Its tests under AddressSanitizer and UndefinedBehaviorSanitizer. Linux, gcc, cmake and ninja.
+sanitize: $(FOR_DEVELOPMENT)
+	PYTHON=$(BIN)/python sh tests/sanitize.sh $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
