@@ -24,10 +24,11 @@ def test_a_new_file_gets_the_permissions_that_files_get_and_an_old_one_keeps_its
     write(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode == usual.stat().st_mode
-    path.chmod(0o600)
-    write(path, b"newer")
-    assert path.read_bytes() == b"newer"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for mode in (0o600, 0o444):
+        path.chmod(mode)
+        write(path, b"newer")
+        assert path.read_bytes() == b"newer"
+        assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 from tqgguf.cli.main import main
 from tqgguf.formats.calibration import Calibration, check_fits, read_calibration, write_calibration
 from tqgguf.formats.calibration_files import SUFFIX, beside, cache_folder, cached
-from tqgguf.formats.errors import FormatError, RequestError, TqggufError
+from tqgguf.formats.errors import EncodeError, FormatError, RequestError, TqggufError
 from tqgguf.formats.fingerprint import PARTS, Fingerprint
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.calibration_choice import AUTO, OFF, choose_calibration
@@ -156,6 +156,14 @@ def test_a_model_that_attends_by_itself_is_refused(tmp_path: Path) -> None:
     loaded = open_model(folder).load()
     with pytest.raises(RequestError, match="computes attention by itself"):
         calibrate(loaded, np.zeros((1, 128), np.int64))
+
+
+def test_keys_that_are_not_finite_are_refused_by_their_layer(tmp_path: Path) -> None:
+    loaded = open_model(write_tiny(tmp_path / "model.gguf", LLAMA)).load()
+    norm = loaded.model.layers[1].input_layernorm
+    norm.weight = mx.full(norm.weight.shape, np.nan)
+    with pytest.raises(EncodeError, match="layer 1: expected finite queries and keys"):
+        calibrate(loaded, np.arange(128)[None])
 
 
 def test_windows_are_spread_over_the_text() -> None:

@@ -35,6 +35,8 @@ def calibrate(request: CalibrateRequest) -> int:
         rope_freq_scale=request.rope_freq_scale,
     )
     config = opened.config
+    for warning in opened.tokenizer.warnings:
+        say(warning)
     path = _target(request, opened)
     asked = request.n_ctx if "--ctx-size" in request.given else min(request.n_ctx, config.context_length)
     n_ctx = resolve_context(config, asked)

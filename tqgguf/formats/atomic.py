@@ -30,7 +30,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
         if not target.parent.is_dir():
             raise RequestError(f"{path}: the folder {target.parent} does not exist; make it first")
         trial = _temporary(target)
-        os.close(_create(trial))
+        os.close(_create(trial, 0o666))
         trial.unlink()
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: cannot be written: {_reason(error)}") from error
@@ -47,11 +47,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = check_target(path)
     temporary = _temporary(target)
     try:
-        os.close(_create(temporary))
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        os.close(_create(temporary, 0o666 if kept is None else kept | stat.S_IWUSR))
         yield temporary
         _flush(temporary, os.O_RDWR)
+        if kept is not None:
+            temporary.chmod(kept)
         os.replace(temporary, target)
         if os.name == "posix":  # elsewhere folders cannot be opened
             _flush(target.parent, os.O_RDONLY)
@@ -66,8 +67,8 @@ def _temporary(target: Path) -> Path:
     return target.with_name(f".tqgguf-{secrets.token_hex(8)}.tmp")
 
 
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+def _create(path: Path, mode: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def _flush(path: Path, flags: int) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tqgguf.formats.balance import NOT_ROTATED, RopeLayout, centred_squares, channel_scale, page_mean
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.cache_spec import TURBO_PREFIX
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime.generate import Session
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.hook import Step
@@ -77,7 +77,7 @@ def calibrate(
     """Channel scales f32 [n_kv_heads, head_dim] of every layer with keys, from windows int64 [n_windows, n_ctx].
 
     Each window is evaluated on its own. RequestError: windows shorter than a page, or a model that computes attention
-    by itself, so that no queries are seen. What `progress` raises ends it.
+    by itself, so that no queries are seen; EncodeError: values that are not finite. What `progress` raises ends it.
     """
     n_windows, n_ctx = windows.shape
     if n_ctx < PAGE_TOKENS:
@@ -92,7 +92,11 @@ def calibrate(
     if n_unseen or not statistics.layers:
         raise RequestError("the model computes attention by itself: its queries cannot be seen, nor be balanced for")
     layouts = rope_layouts(loaded.model)
-    return {layer: squares.scale(_layout(layouts, layer)) for layer, squares in sorted(statistics.layers.items())}
+    scales = {layer: squares.scale(_layout(layouts, layer)) for layer, squares in sorted(statistics.layers.items())}
+    for layer, scale in scales.items():
+        if not np.isfinite(scale).all():
+            raise EncodeError(f"layer {layer}: expected finite queries and keys, found others")
+    return scales
 
 
 def _layout(layouts: Sequence[RopeLayout], layer: int) -> RopeLayout:
