@@ -92,11 +92,11 @@ def calibrate(
     if n_unseen or not statistics.layers:
         raise RequestError("the model computes attention by itself: its queries cannot be seen, nor be balanced for")
     layouts = rope_layouts(loaded.model)
-    scales = {layer: squares.scale(_layout(layouts, layer)) for layer, squares in sorted(statistics.layers.items())}
-    for layer, scale in scales.items():
-        if not np.isfinite(scale).all():
+    found = sorted(statistics.layers.items())
+    for layer, squares in found:
+        if not (np.isfinite(squares.queries).all() and np.isfinite(squares.keys).all()):
             raise EncodeError(f"layer {layer}: expected finite queries and keys, found others")
-    return scales
+    return {layer: squares.scale(_layout(layouts, layer)) for layer, squares in found}
 
 
 def _layout(layouts: Sequence[RopeLayout], layer: int) -> RopeLayout:
