@@ -12,6 +12,7 @@ from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.generate import Generation, Session, check_prompt
 from tqgguf.runtime.grid import round_chunk
+from tqgguf.runtime.hook import Step
 from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.load import LoadedModel
 from tqgguf.runtime.readings import Reads
@@ -198,14 +199,14 @@ def test_a_session_broken_off_inside_a_step_answers_the_next_prompt_as_a_new_one
     ids = prompt(smollm2)[:140]
     session = Session(smollm2, CacheSpec("turbo4", "q8_0"))
     session.prefill(ids[:130])
-    update = BlockKVCache.update_and_fetch
+    update = BlockKVCache.update
 
-    def breaking(cache: BlockKVCache, *rows: mx.array) -> tuple[mx.array, mx.array]:
+    def breaking(cache: BlockKVCache, *rows: mx.array) -> Step:
         if cache.layer == at_layer:
             raise Broken
         return update(cache, *rows)
 
-    monkeypatch.setattr(BlockKVCache, "update_and_fetch", breaking)
+    monkeypatch.setattr(BlockKVCache, "update", breaking)
     with pytest.raises(Broken):
         session.prefill(ids)
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -46,16 +46,16 @@ class Codec:
     boundaries: NDArray[np.float32] | None = field(compare=False, repr=False)
     _kernel: TurboKernel | GgmlKernel | FloatKernel = field(compare=False, repr=False)
 
-    @property
+    @cached_property
     def block_type(self) -> BlockType:
         return BLOCK_TYPES[self.cache_type]
 
-    @property
+    @cached_property
     def is_float(self) -> bool:
         """Whether the type is f32, f16 or bf16: no scales, no codes, blocks of one value."""
         return self.block_type.family == "float"
 
-    @property
+    @cached_property
     def n_blocks(self) -> int:
         """Blocks per head vector."""
         return self.head_dim // self.block_size
@@ -69,12 +69,12 @@ class Codec:
         """Bytes per head vector."""
         return self.n_blocks * self.block_bytes
 
-    @property
+    @cached_property
     def n_scales(self) -> int:
         """f16 scales per block."""
         return self.block_type.n_scales
 
-    @property
+    @cached_property
     def code_bytes(self) -> int:
         """Bytes of codes per block."""
         return self.block_bytes - 2 * self.n_scales

@@ -27,6 +27,12 @@ def to_f16(x: mx.array) -> mx.array:
     return x if x.dtype == mx.float16 else mx.clip(x, -F16_MAX, F16_MAX).astype(mx.float16)
 
 
+def join_rows(tail: mx.array | None, new: mx.array) -> mx.array:
+    """`Reading.join`, lazily."""
+    new = to_f16(new)[0]
+    return new if tail is None else mx.concatenate([tail, new], axis=1)
+
+
 # Unpacking: code bytes [..., code_bytes] of a block -> integers [..., block_size].
 
 

@@ -111,6 +111,13 @@ class CausalMask(mx.array):
     window: int | None
 
 
+def is_causal(mask: Any, n_rows: int) -> bool:
+    """Whether a mask of mlx-lm's is known to be causal, with a window or without."""
+    if isinstance(mask, CausalMask):
+        return True
+    return (isinstance(mask, str) and mask == "causal") or (mask is None and n_rows == 1)
+
+
 def scaled_dot_product_attention(
     queries: mx.array,
     keys: mx.array,
@@ -124,10 +131,8 @@ def scaled_dot_product_attention(
     step_of_values: Any = getattr(values, "step", None)
     if step is None or step_of_values is not step:
         return _original(queries, keys, values, cache, scale, mask, sinks)
-    if isinstance(mask, CausalMask):
-        return step.attend(queries, scale, mask.window, sinks)
-    if (isinstance(mask, str) and mask == "causal") or (mask is None and step.n_rows == 1):
-        return step.attend(queries, scale, None, sinks)
+    if is_causal(mask, step.n_rows):
+        return step.attend(queries, scale, getattr(mask, "window", None), sinks)
     if step.usage.strict:
         raise step.refusal("the model's mask is not causal" if mask is None else "the model brings a mask of its own")
     return _original(queries, keys, values, cache, scale, mask, sinks)

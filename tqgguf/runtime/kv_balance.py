@@ -59,11 +59,14 @@ class ChannelScale:
         """Whether page 0 is still to decide it."""
         return self.value is None
 
+    def copy(self) -> ChannelScale:
+        return ChannelScale(self.layout, self.value, self.query_squares)
+
     def observe(self, q: mx.array, offset: int, n_kv_heads: int) -> None:
         """Count queries [n_heads, rows, head_dim] at positions from `offset` on."""
-        rows = q[:, : max(0, PAGE_TOKENS - offset)].astype(mx.float32)
-        if not self.is_open or not rows.shape[1]:
+        if not self.is_open or offset >= PAGE_TOKENS or not q.shape[1]:
             return
+        rows = q[:, : PAGE_TOKENS - offset].astype(mx.float32)
         squares = (rows * rows).reshape(n_kv_heads, -1, *rows.shape[1:]).sum(axis=1)
         parts = [] if self.query_squares is None else [self.query_squares[:, :offset]]
         known = parts[0].shape[1] if parts else 0

@@ -84,6 +84,19 @@ class BlockKVCache(_BaseCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[hook.LazyKV, hook.LazyKV]:
         """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns `LazyKV` arrays of everything held.
 
+        Errors as `update`.
+        """
+        step = self.update(keys, values)
+        fetched = []
+        for view, new in zip((step.k, step.v), (keys, values), strict=True):
+            lazy = hook.LazyKV(dequantise(view, step.offset).astype(new.dtype)[None])
+            lazy.step = step
+            fetched.append(lazy)
+        return fetched[0], fetched[1]
+
+    def update(self, keys: mx.array, values: mx.array) -> hook.Step:
+        """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns the step that attention can read.
+
         RequestError: other shapes than before or than these, a head size that the type cannot hold, a fallback under
         strict; EncodeError: a full page holds NaN. A cache that raised is as it was.
         """
@@ -112,12 +125,7 @@ class BlockKVCache(_BaseCache):
         self.sides = sides
         self.offset += n_rows
         self._release()
-        fetched = []
-        for view, new in zip((k, v), (keys, values), strict=True):
-            lazy = hook.LazyKV(dequantise(view, self.offset - n_rows).astype(new.dtype)[None])
-            lazy.step = step
-            fetched.append(lazy)
-        return fetched[0], fetched[1]
+        return step
 
     def _settle(self) -> None:
         """Encode what waits for queries with those that there were: none will come any more."""
@@ -155,7 +163,7 @@ class BlockKVCache(_BaseCache):
 
     def _append(self, name: str, side: BlockSide | FloatSide, rows: mx.array) -> SideView:
         try:
-            return side.append(rows[0])
+            return side.append(rows)
         except EncodeError as error:
             raise EncodeError(f"layer {self.layer}, {name.upper()}: {error}") from None
 

@@ -86,6 +86,9 @@ class PageEncoder(Protocol):
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         """f16 [n_kv_heads, head_dim]: the mean of f16 rows from n_skipped on."""
 
+    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
+        """f16 rows [n_kv_heads, tokens, head_dim] and new ones [1, ...] of any float type after them: f16."""
+
 
 class Waiting:
     """Whole pages that are not encoded before the queries of page 0 are known, or nobody can bring them any more."""
@@ -127,13 +130,12 @@ class BlockSide:
         return self.first_page + self.codes.length
 
     def append(self, new: mx.array) -> SideView:
-        """Add rows [n_kv_heads, tokens, head_dim]; pages that become full are encoded, or wait. None may be waiting.
+        """Add rows [1, n_kv_heads, tokens, head_dim]; pages that become full are encoded, or wait. None may be waiting.
 
         Returns what this step reads.
         """
-        new = block_ops.to_f16(new)
         start = self.end_page * PAGE
-        rows = new if self.tail is None else mx.concatenate([self.tail, new], axis=1)
+        rows = self.encoder.join(self.tail, new)
         if start == 0 and (0 if self.prefix is None else self.prefix.shape[1]) < self.n_prefix:
             self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
         if self.scale is not None and self.scale.is_open and rows.shape[1] >= PAGE:
@@ -158,7 +160,9 @@ class BlockSide:
         for page in pages:
             self._encode_page(page)
         rest = rows.shape[1] - len(pages) * PAGE
-        self.tail = rows[:, len(pages) * PAGE :] if rest else None
+        if rest and pages:
+            rows = rows[:, len(pages) * PAGE :]
+        self.tail = rows if rest else None
 
     def _encode_page(self, rows: mx.array) -> None:
         n_skipped = self.n_prefix if self.end_page == 0 else 0
@@ -261,9 +265,21 @@ class BlockSide:
 
     def copy(self) -> BlockSide:
         """The same contents; what is appended to the copy does not show in the original. Nothing may be waiting."""
-        means = None if self.means is None else replace(self.means)
-        scale = None if self.scale is None else replace(self.scale)
-        return replace(self, codes=replace(self.codes), scales=replace(self.scales), means=means, scale=scale)
+        means = None if self.means is None else self.means.copy()
+        scale = None if self.scale is None else self.scale.copy()
+        return BlockSide(  # not `replace`, which takes a decode step ten times as long
+            self.codec,
+            self.n_prefix,
+            self.encoder,
+            self.first_page,
+            self.codes.copy(),
+            self.scales.copy(),
+            self.prefix,
+            self.tail,
+            means,
+            scale,
+            self.waiting,
+        )
 
     @property
     def n_heads(self) -> int | None:
@@ -283,9 +299,9 @@ class FloatSide:
     plane: Plane = field(default_factory=lambda: Plane(step=ROW_STEP))
 
     def append(self, new: mx.array) -> SideView:
-        """Add rows [n_kv_heads, tokens, head_dim]. Returns what this step reads."""
+        """Add rows [1, n_kv_heads, tokens, head_dim]. Returns what this step reads."""
         dtype = FLOAT_DTYPES[self.codec.cache_type]
-        new = block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype)
+        new = (block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype))[0]
         self.plane.append(new.swapaxes(0, 1))
         rows = self.plane.read()
         assert rows is not None
@@ -319,7 +335,7 @@ class FloatSide:
 
     def copy(self) -> FloatSide:
         """As `BlockSide.copy`."""
-        return replace(self, plane=replace(self.plane))
+        return FloatSide(self.codec, self.first_page, self.plane.copy())
 
     @property
     def n_heads(self) -> int | None:

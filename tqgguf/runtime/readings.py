@@ -47,6 +47,9 @@ class Reading(Protocol):
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         """The mean f16 [n_kv_heads, head_dim] of rows f16 [n_kv_heads, tokens, head_dim] from n_skipped on."""
 
+    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
+        """f16 rows [n_kv_heads, tokens, head_dim], or none, and new ones [1, ...] of any float type after them: f16."""
+
     def load(self, *arrays: mx.array) -> list[Any]:
         """float32 arrays of the backend."""
 
@@ -90,6 +93,12 @@ class NumpyReading(Reading):
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_numpy(rows, n_skipped)
 
+    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
+        if new.dtype != mx.float32:
+            return block_ops.join_rows(tail, new)
+        values = np.clip(np.asarray(new)[0], -block_ops.F16_MAX, block_ops.F16_MAX).astype(np.float16)
+        return mx.array(values if tail is None else np.concatenate([np.asarray(tail), values], axis=1))
+
     def load(self, *arrays: mx.array) -> list[Any]:
         mx.eval(arrays)
         return [_numpy(a).astype(np.float32, copy=False) for a in arrays]
@@ -121,6 +130,9 @@ class MlxReading(Reading):
 
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_mlx(rows, n_skipped)
+
+    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
+        return block_ops.join_rows(tail, new)
 
     def load(self, *arrays: mx.array) -> list[Any]:
         return [a.astype(mx.float32) for a in arrays]

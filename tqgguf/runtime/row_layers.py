@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.runtime import hook
+from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.native.library import ACTIVATIONS, Layer, Library, address
 from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, RowsLinear
 from tqgguf.runtime.rope import FactoredRoPE, Turns
@@ -47,6 +48,7 @@ class RowsLayer(nn.Module):
         super().__init__()
         self["block"] = block  # an entry already when `__getattr__` is first asked
         self._library, self._turns, self._layer, self._kept = library, turns, layer, (kept,)
+        self._scale = block.self_attn.scale
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self["block"], name)
@@ -59,9 +61,12 @@ class RowsLayer(nn.Module):
         values = np.asarray(x).reshape(n_rows, hidden)
         heads = self._library.layer_begin(self._layer, values, self._turns.at(offset, n_rows))
         q, k, v = (mx.array(rows[None]) for rows in heads)
-        if cache is not None:
-            k, v = cache.update_and_fetch(k, v)
-        attention = hook.scaled_dot_product_attention(q, k, v, cache=cache, scale=self.block.self_attn.scale, mask=mask)
+        if isinstance(cache, BlockKVCache) and hook.is_causal(mask, n_rows):
+            attention = cache.update(k, v).attend(q, self._scale, getattr(mask, "window", None), None)
+        else:
+            if cache is not None:
+                k, v = cache.update_and_fetch(k, v)
+            attention = hook.scaled_dot_product_attention(q, k, v, cache=cache, scale=self._scale, mask=mask)
         done = np.ascontiguousarray(np.asarray(attention)[0])
         return mx.array(self._library.layer_end(self._layer, values, done)[None])
 
