@@ -29,7 +29,8 @@ from tqgguf.formats.errors import EncodeError, FormatError, RequestError, Tqgguf
 from tqgguf.formats.fingerprint import PARTS, Fingerprint
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.calibration_choice import AUTO, OFF, choose_calibration
-from tqgguf.runtime.calibration_statistics import calibrate, spread
+from tqgguf.runtime.calibration_statistics import calibrate
+from tqgguf.runtime.evaluation import spread
 from tqgguf.runtime.load import OpenModel, open_model
 from tqgguf.runtime.loaded_model import LoadedModel
 
@@ -168,9 +169,9 @@ def test_keys_that_are_not_finite_are_refused_by_their_layer(tmp_path: Path) -> 
 
 def test_windows_are_spread_over_the_text() -> None:
     windows = np.arange(10)[:, None]
-    assert spread(windows, 4)[:, 0].tolist() == [0, 2, 5, 7]
+    assert spread(windows, 4)[:, 0].tolist() == [1, 3, 6, 8]
     assert spread(windows, 99)[:, 0].tolist() == list(range(10))
-    assert spread(windows, 1)[:, 0].tolist() == [0]
+    assert spread(windows, 1)[:, 0].tolist() == [5]
 
 
 # The sidecar

@@ -299,7 +299,7 @@ def test_of_a_model_with_windows_mlx_lm_quantises_the_other_layers(windowed: Loa
     kinds = [isinstance(cache, QuantizedKVCache) for cache in row.make(windowed.model, None)]  # type: ignore[arg-type]
     assert kinds == [layer.window is None for layer in windowed.config.layer_shapes()]
     assert "window layers stay f16" in row.note and 4.5 < row.bits.mean < 16
-    assert evaluated(windowed, "mlx-q4", Plan(windows())).results()[1].statistics.kld > 0
+    assert evaluated(windowed, "mlx-q4", Plan(windows())).results()[1].statistics.ratio != 1
 
 
 def test_a_head_size_that_a_cache_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:

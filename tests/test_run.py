@@ -35,7 +35,8 @@ def test_stdout_carries_the_answer_alone_and_stderr_the_report(capsys) -> None:
     assert re.search(
         r"prompt: 37 tokens, [\d.]+ tokens/s; answer: \d+ decoded, [\d.]+ tokens/s; ended by the model", err
     )
-    assert "KV cache: K turbo4 balanced (scale from page 0), V turbo3, first 4 tokens exact; 44 tokens in 1.04 MB" in err
+    held = "K turbo4 balanced (scale from page 0), V turbo3, first 4 tokens exact; 44 tokens in 1.04 MB, as f16 1.01 MB"
+    assert f"KV cache: {held}" in err
     assert "keys read from blocks: prompt 0.0% (0 of 21,090), answer 0.0% (0 of " in err
     assert "; the rest in f16, none by fallback" in err
 

@@ -12,9 +12,9 @@ from tqgguf.cli.eval_table import aligned, finite, number
 from tqgguf.cli.measuring import load, measured_text, say
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.runtime.evaluation import cut_windows
 from tqgguf.runtime.examination import Examination, Proposal, proposable_types
 from tqgguf.runtime.examination import examine as examine_model
-from tqgguf.runtime.evaluation import cut_windows
 from tqgguf.runtime.load import embedded_model, open_model
 
 

@@ -44,7 +44,7 @@ def evaluate(
         int,
         option(
             MODEL_HEADING,
-            f"Windows; -1: as many as the text gives. Default: {DEFAULT_CHUNKS}, or what the text gives.",
+            f"Windows, spread over the text; -1: as many as it gives. Default: {DEFAULT_CHUNKS}, or fewer.",
             "--chunks",
             show_default=False,
         ),

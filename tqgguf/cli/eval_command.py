@@ -16,7 +16,7 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.calibration_choice import ChosenCalibration, choose_calibration
-from tqgguf.runtime.evaluation import Evaluation, Plan, count_windows, cut_windows
+from tqgguf.runtime.evaluation import Evaluation, Plan, count_windows, cut_windows, spread
 from tqgguf.runtime.evaluation_caches import (
     PLAIN_OPTIONS,
     CacheOptions,
@@ -53,9 +53,9 @@ def evaluate(request: EvalRequest) -> int:
     for warning in opened.tokenizer.warnings:
         say(warning)
     wanted = request.n_chunks if "--chunks" in request.given and request.n_chunks != ALL_CHUNKS else None
-    windows = cut_windows(opened.tokenizer, text, n_ctx, wanted, source)
+    windows = cut_windows(opened.tokenizer, text, n_ctx, wanted, source, is_spread=not request.like_llama)
     if "--chunks" not in request.given:
-        windows = windows[:DEFAULT_CHUNKS]
+        windows = windows[:DEFAULT_CHUNKS] if request.like_llama else spread(windows, DEFAULT_CHUNKS)
     plan = Plan(windows, n_ctx // 2 if request.like_llama else 0, chunk_of(request))
     loaded = load(opened, request.threads, request.verbose)
     say(f"text: {source}; {count_windows(len(windows), n_ctx)}, {plan.n_scored:,} of them scored")

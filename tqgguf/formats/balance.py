@@ -55,7 +55,8 @@ def balance_rows(
     rows: NDArray[np.float16], mean: NDArray[np.float16], scale: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
     """scale * (rows - mean), float32 [n_kv_heads, tokens, head_dim]; mean and scale are [n_kv_heads, head_dim]."""
-    centred = rows.astype(np.float32) - mean.astype(np.float32)[:, None]
+    with np.errstate(invalid="ignore"):  # as in `page_mean`
+        centred = rows.astype(np.float32) - mean.astype(np.float32)[:, None]
     return centred if scale is None else centred * scale[:, None]
 
 

@@ -64,13 +64,6 @@ class QueryKeyStatistics:
             squares.keys = squares.keys + centred_squares(page, page_mean(page, n_skipped), n_skipped)
 
 
-def spread(windows: NDArray[np.int64], n_wanted: int) -> NDArray[np.int64]:
-    """At most so many of a text's windows, evenly spread over it."""
-    n_held = len(windows)
-    n_wanted = min(n_wanted, n_held)
-    return windows[[i * n_held // n_wanted for i in range(n_wanted)]]
-
-
 def calibrate(
     loaded: LoadedModel, windows: NDArray[np.int64], chunk: int = DEFAULT_CHUNK, progress: Progress | None = None
 ) -> dict[int, NDArray[np.float32]]:

@@ -26,17 +26,26 @@ from tqgguf.runtime.loaded_model import LoadedModel
 from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 
-TILE_BYTES = 128 << 20
-"""Most float32 logits held of one cache at a time; two such tiles, the reference's and another's, are held at once."""
+TILE_BYTES = 64 << 20
+"""Most float32 logits held of one cache at a time. Held at once are two such tiles, the reference's and another's, and
+the reference's probabilities in float64."""
 
 Progress = Callable[[int, int], None]
 """Called with (tokens evaluated, tokens in all), counting every cache's; what it raises ends the evaluation."""
 
 
 def cut_windows(
-    tokenizer: TextTokenizer, text: str, n_ctx: int, n_windows: int | None, source: str = "the text"
+    tokenizer: TextTokenizer,
+    text: str,
+    n_ctx: int,
+    n_windows: int | None,
+    source: str = "the text",
+    *,
+    is_spread: bool = False,
 ) -> NDArray[np.int64]:
     """The windows int64 [n_windows, n_ctx] of a text, one after the other, as llama-perplexity cuts them.
+
+    is_spread: n_windows of them are spread over the text, instead of its first ones.
 
     The text is tokenised once, markup in it as plain text, with BOS where the model adds one; there BOS also takes the
     place of each window's first token. n_windows None: as many as the text gives. RequestError: it gives fewer.
@@ -50,7 +59,8 @@ def cut_windows(
             f"{source} has {len(ids):,} tokens: expected at least {wanted * n_ctx:,} for "
             f"{count_windows(wanted, n_ctx)} (--chunks, -c)"
         )
-    windows = np.array(ids[: wanted * n_ctx], np.int64).reshape(wanted, n_ctx)
+    windows = np.array(ids[: held * n_ctx], np.int64).reshape(held, n_ctx)
+    windows = spread(windows, wanted) if is_spread else windows[:wanted]
     if bos:
         windows[:, 0] = bos[0]
     return windows
@@ -59,6 +69,13 @@ def cut_windows(
 def count_windows(n_windows: int, n_ctx: int) -> str:
     """In words."""
     return f"{n_windows:,} window{'s' if n_windows > 1 else ''} of {n_ctx:,} tokens"
+
+
+def spread(windows: NDArray[np.int64], n_wanted: int) -> NDArray[np.int64]:
+    """At most so many of a text's windows, from the middles of as many even parts of it."""
+    n_held = len(windows)
+    n_wanted = min(n_wanted, n_held)
+    return windows[[(2 * i + 1) * n_held // (2 * n_wanted) for i in range(n_wanted)]]
 
 
 def _added_bos(tokenizer: TextTokenizer) -> list[int]:

@@ -5,11 +5,15 @@ Knows neither models nor caches; what becomes of the figures of many tokens is `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tqgguf.runtime.blas import cores
 
 VALUES_AT_ONCE = 1 << 18
 """Logits that are widened to float64 at a time: some arrays of 2 MB, which stay in a core's cache."""
@@ -49,39 +53,56 @@ class ReferenceRows:
 
     def __init__(self, logits: Logits, targets: NDArray[np.int64]) -> None:
         """`targets` [rows]: the tokens that did follow."""
-        self.logits, self.targets = logits, targets
-        self.log_sums = log_sums(logits)
-        self.top = logits.argmax(axis=-1)
+        self.targets = targets
+        self._likelihoods = _at(logits, targets)
+        self._probabilities = np.empty(logits.shape)
+        self._log_sums, self._energies = np.empty(len(logits)), np.empty(len(logits))
+        self._top = np.empty(len(logits), np.int64)
+        _over_groups(partial(self._prepare, logits), logits)
+
+    def _prepare(self, logits: Logits, rows: slice) -> None:
+        wide, probabilities = logits[rows].astype(np.float64), self._probabilities[rows]
+        sums = _log_sums(wide)
+        np.exp(np.subtract(wide, sums[:, None], out=probabilities), out=probabilities)
+        self._log_sums[rows], self._energies[rows] = sums, _row_products(probabilities, wide)
+        self._top[rows] = wide.argmax(axis=-1)
 
     def nll(self) -> NDArray[np.float64]:
-        return self.log_sums - _at(self.logits, self.targets)
+        return self._log_sums - self._likelihoods
 
     def compare(self, logits: Logits) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
         """nll, kld and same_top of another cache's logits of the same rows."""
-        sums = log_sums(logits)
-        kld = np.empty(len(logits))
-        for rows in _groups(logits):
-            reference = self.logits[rows].astype(np.float64) - self.log_sums[rows, None]
-            other = logits[rows].astype(np.float64) - sums[rows, None]
-            kld[rows] = (np.exp(reference) * (reference - other)).sum(axis=-1)
-        return sums - _at(logits, self.targets), kld, logits.argmax(axis=-1) == self.top
+        sums, kld, same_top = np.empty(len(logits)), np.empty(len(logits)), np.empty(len(logits), np.bool_)
+
+        def score(rows: slice) -> None:
+            wide = logits[rows].astype(np.float64)
+            sums[rows] = _log_sums(wide)
+            # sum of p * (log p - log q), with log p = reference - its log sum, and likewise q
+            difference = self._energies[rows] - _row_products(self._probabilities[rows], wide)
+            kld[rows] = difference - self._log_sums[rows] + sums[rows]
+            same_top[rows] = wide.argmax(axis=-1) == self._top[rows]
+
+        _over_groups(score, logits)
+        return sums - _at(logits, self.targets), kld, same_top
 
 
-def log_sums(logits: Logits) -> NDArray[np.float64]:
+def _log_sums(wide: NDArray[np.float64]) -> NDArray[np.float64]:
     """log(sum(exp(logits))) of each row: subtracted from logits it makes log-probabilities."""
-    out = np.empty(len(logits))
-    for rows in _groups(logits):
-        wide = logits[rows].astype(np.float64)
-        largest = wide.max(axis=-1)
-        out[rows] = largest + np.log(np.exp(wide - largest[:, None]).sum(axis=-1))
-    return out
+    largest = wide.max(axis=-1)
+    return largest + np.log(np.exp(wide - largest[:, None]).sum(axis=-1))
+
+
+def _row_products(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.einsum("rv,rv->r", a, b)
 
 
 def _at(logits: Logits, ids: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.take_along_axis(logits, ids[:, None], axis=-1)[:, 0].astype(np.float64)
 
 
-def _groups(logits: Logits) -> Iterator[slice]:
-    """Runs of rows of at most VALUES_AT_ONCE values, of one row at least."""
+def _over_groups(work: Callable[[slice], None], logits: Logits) -> None:
+    """Do `work` for runs of rows of at most VALUES_AT_ONCE values, of one row at least, on all cores."""
     step = max(1, VALUES_AT_ONCE // logits.shape[-1])
-    return (slice(at, at + step) for at in range(0, len(logits), step))
+    groups = [slice(at, at + step) for at in range(0, len(logits), step)]
+    with ThreadPoolExecutor(cores()) as threads:  # numpy works without the interpreter's lock
+        list(threads.map(work, groups))
