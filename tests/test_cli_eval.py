@@ -231,6 +231,13 @@ def test_the_page_holds_tables_plots_settings_and_the_command(report: Path, mode
     assert "position in the window (tokens)" in "".join(plots[1].itertext())
 
 
+def test_the_plot_of_kld_over_bits_is_a_picture_of_its_own_too(report: Path) -> None:
+    picture = ElementTree.parse(report / "kld_over_bits.svg").getroot()
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "stored bits per value" in "".join(picture.itertext())
+    assert sorted(path.name for path in report.iterdir()) == ["eval.html", "eval.json", "kld_over_bits.svg"]
+
+
 def test_without_matplotlib_a_report_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     code = (
         "import sys\nimport importlib.util as u\nfind = u.find_spec\n"

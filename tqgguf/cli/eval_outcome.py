@@ -14,13 +14,14 @@ from typing import Any
 import tqgguf
 from tqgguf.cli import eval_table
 from tqgguf.cli.eval_plots import check_plots
+from tqgguf.formats.atomic import replacing
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime import backends
 from tqgguf.runtime.evaluation import Result
 from tqgguf.runtime.load import OpenModel
 from tqgguf.runtime.mlx_folder import OpenFolder
 
-PAGE_FILE, JSON_FILE = "eval.html", "eval.json"
+PAGE_FILE, JSON_FILE, PLOT_FILE = "eval.html", "eval.json", "kld_over_bits.svg"
 
 
 def about_model(opened: OpenModel | OpenFolder) -> dict[str, Any]:
@@ -74,12 +75,22 @@ def report_folder(name: str) -> Path:
 
 
 def write_report(folder: Path, results: Sequence[Result], about: Mapping[str, Any], words: Sequence[str]) -> Path:
-    """Write the page, and the figures as JSON beside it; the page's path. `words`: the command line."""
-    from tqgguf.cli.eval_page import page  # lazily: it takes matplotlib in
+    """Write the page, and its first plot and the figures as JSON beside it; the page's path. `words`: the command line.
 
-    (folder / PAGE_FILE).write_text(page(results, about, words), encoding="utf-8")
+    TqggufError: a file could not be written; those of an earlier report are then as they were, or new.
+    """
+    from tqgguf.cli.eval_page import page  # lazily: it takes matplotlib in
+    from tqgguf.cli.eval_plots import kld_over_bits
+
     figures = json.dumps(_found(results, about), ensure_ascii=False, indent=1)
-    (folder / JSON_FILE).write_text(figures + "\n", encoding="utf-8")
+    texts = {
+        PAGE_FILE: page(results, about, words),
+        JSON_FILE: figures + "\n",
+        PLOT_FILE: kld_over_bits(results) + "\n",
+    }
+    for name, text in texts.items():
+        with replacing(folder / name) as file:
+            file.write_text(text, encoding="utf-8")
     return folder / PAGE_FILE
 
 
