@@ -22,6 +22,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from tiny_folders import write_folder
 from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
+from tqgguf import make_prompt_cache as make_block_cache
+from tqgguf import read_calibration as read_publicly
 from tqgguf.cli.main import main
 from tqgguf.formats.calibration import Calibration, check_fits, read_calibration, write_calibration
 from tqgguf.formats.calibration_files import SUFFIX, beside, cache_folder, cached
@@ -503,6 +505,16 @@ def test_without_a_name_it_goes_to_the_cache_folder(here: Path, capsys: Any, cac
     path = Path(out.strip())
     assert path.parent == cache_home and path.name.endswith(SUFFIX)
     assert json.loads(tqgguf(capsys, *EVAL, "--json")[1])["kv_calibration"] == str(path)
+
+
+def test_programs_hand_its_scales_to_a_cache_for_any_mlx_lm_model(here: Path, capsys: Any) -> None:
+    path = tqgguf(capsys, *CALIBRATE)[1].strip()
+    scales = read_publicly(path).scales
+    loaded = open_model("model.gguf").load()
+    caches = make_block_cache(loaded.model, "turbo4", "turbo3", channel_scales=scales)
+    loaded.fill(mx.array([[i % 250 for i in range(200)]]), caches)
+    for layer, cache in enumerate(caches):
+        assert np.array_equal(np.asarray(cache.sides[0].scale.value), scales[layer])
 
 
 def test_shards_and_the_merged_file_share_a_calibration(here: Path, capsys: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tqgguf.cli import main as program
-from tqgguf.cli import run_command
+from tqgguf.cli import prompts, run_command
 from tqgguf.cli.prompts import Texts, chat_turns, process_escapes, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.cache_spec import PRESETS
@@ -352,6 +352,15 @@ def test_version_is_printed_by_the_program_and_by_the_verb() -> None:
         tqgguf(*argv).stdout for argv in (["--version"], ["run", "--version"], ["run", "-ngl", "1", "--version"])
     }
     assert len(outputs) == 1 and outputs.pop().startswith(b"tqgguf ")
+
+
+def test_a_text_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MOST_TEXT_BYTES", 3 << 20)
+    with pytest.raises(FormatError, match="/dev/zero: expected a text of at most 3 MiB, found more; cut it"):
+        prompts.read_text("-f", "/dev/zero", io.BytesIO())
+    with pytest.raises(FormatError, match="stdin: expected a text of at most 3 MiB"):
+        prompts.read_text("-f", "-", io.BytesIO(b"a" * ((3 << 20) + 1)))
+    assert len(prompts.read_text("-f", "-", io.BytesIO(b"a" * (3 << 20)))) == 3 << 20
 
 
 def test_a_preset_names_both_types_and_a_named_type_counts_for_more(requested: Any) -> None:

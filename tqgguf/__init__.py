@@ -11,17 +11,27 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
+    from tqgguf.formats.calibration import read_calibration
     from tqgguf.formats.errors import TqggufError
     from tqgguf.runtime.kv_cache import make_prompt_cache
     from tqgguf.runtime.load import load_model
 
 __version__ = "0.1.0"
-__all__ = ["BLOCK_TYPES", "CACHE_TYPE_NAMES", "TqggufError", "__version__", "load_model", "make_prompt_cache"]
+__all__ = [
+    "BLOCK_TYPES",
+    "CACHE_TYPE_NAMES",
+    "TqggufError",
+    "__version__",
+    "load_model",
+    "make_prompt_cache",
+    "read_calibration",
+]
 
 _FORMATS = {
     "BLOCK_TYPES": "tqgguf.formats.block_types",
     "CACHE_TYPE_NAMES": "tqgguf.formats.block_types",
     "TqggufError": "tqgguf.formats.errors",
+    "read_calibration": "tqgguf.formats.calibration",
 }
 _NEEDS_MLX = {"make_prompt_cache": "tqgguf.runtime.kv_cache", "load_model": "tqgguf.runtime.load"}
 

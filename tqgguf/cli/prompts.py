@@ -16,6 +16,7 @@ from typing import BinaryIO
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 
+MOST_TEXT_BYTES = 256 << 20  # some 60 million tokens, more than any context; a device may have no end
 _STDIN = "-"
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
@@ -150,16 +151,18 @@ def _checked(source: str, text: str) -> str:
 
 
 def read_text(flag: str, name: str, stdin: BinaryIO) -> str:
-    """A UTF-8 file, or "-" for stdin. RequestError: it cannot be read; FormatError: it is not UTF-8."""
+    """A UTF-8 file, or "-" for stdin. RequestError: it cannot be read; FormatError: it is not UTF-8, or without end."""
     where = "stdin" if name == _STDIN else name
     try:
         if name == _STDIN:
-            data = stdin.read()
+            data = stdin.read(MOST_TEXT_BYTES + 1)
         else:
             with open(name, "rb") as file:
-                data = file.read()
+                data = file.read(MOST_TEXT_BYTES + 1)
     except OSError as error:
         raise RequestError(f"{flag} {name}: {error.strerror or error}") from None
+    if len(data) > MOST_TEXT_BYTES:
+        raise FormatError(f"{where}: expected a text of at most {MOST_TEXT_BYTES >> 20} MiB, found more; cut it")
     return _decoded(where, data)
 
 

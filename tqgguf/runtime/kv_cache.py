@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache, _BaseCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
+from numpy.typing import NDArray
 
 from tqgguf.formats.balance import NOT_ROTATED, RopeLayout
 from tqgguf.formats.cache_spec import CacheSpec
@@ -315,7 +317,7 @@ def make_prompt_cache(
     *,
     n_prefix: int | None = None,
     balance: str | None = None,
-    channel_scales: Mapping[int, mx.array] | None = None,
+    channel_scales: Mapping[int, mx.array | NDArray[np.float32]] | None = None,
     tail: bool = True,
     strict: bool = False,
     usage: hook.Usage | None = None,
@@ -326,16 +328,17 @@ def make_prompt_cache(
     Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
     (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
     in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
-    turbo K, 'off' for others). channel_scales: of a calibration, f32 [n_kv_heads, head_dim] by layer; layers without
-    one take theirs from page 0. tail: see `BlockKVCache`. strict: attention that cannot read blocks is an error. usage:
-    count into this instead. RequestError: an unknown type, or, at the first token, a head size that a type cannot hold
-    (naming the layer).
+    turbo K, 'off' for others). channel_scales: `read_calibration(file).scales`, [n_kv_heads, head_dim] by layer; layers
+    without one take theirs from page 0. tail: see `BlockKVCache`. strict: attention that cannot read blocks is an
+    error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head size that a
+    type cannot hold (naming the layer).
     """
     spec = CacheSpec(type_k, type_v, n_prefix, balance)
     spec.check()
     hook.install()
     usage = usage or hook.Usage(strict=strict)
     ropes = dict(enumerate(rope_layouts(model)))
+    scales = {layer: mx.array(scale, dtype=mx.float32) for layer, scale in (channel_scales or {}).items()}
     caches = mlx_prompt_cache(model)
     for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
         sliding = type(cache) is RotatingKVCache and cache.keep == 0
@@ -348,7 +351,7 @@ def make_prompt_cache(
                 n_prefix=types.n_prefix,
                 balance=types.balance,
                 rope=ropes.get(layer, NOT_ROTATED),
-                channel_scale=(channel_scales or {}).get(layer),
+                channel_scale=scales.get(layer),
                 tail=tail,
                 usage=usage,
                 reading=reading,
