@@ -177,6 +177,20 @@ def test_appending_a_page_does_not_copy_the_planes_while_no_handle_lives() -> No
     assert moved == 0
 
 
+@pytest.mark.parametrize("type_k", ["f16", "turbo4"])
+def test_a_token_is_added_without_copying_what_is_held(type_k: str) -> None:
+    cache = filled(4000, type_k, "f16", balance="off")
+    k, v = rows(1)
+    q = mx.ones((1, HEADS, 1, DIM))
+    mx.eval(k, v, q, [a for side in cache.state[-2:] for a in side if a is not None])
+    for _ in range(3):  # the first may grow the plane
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(cache.update(k, v).attend(q, 0.125, None, None))
+    assert mx.get_peak_memory() - before < cache.sides[1].nbytes / 4
+
+
 @pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
 @pytest.mark.parametrize("window", [None, 100])
 def test_whoever_computes_with_the_returned_arrays_gets_the_dequantised_values(
