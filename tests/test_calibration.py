@@ -24,6 +24,7 @@ from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 from tqgguf import make_prompt_cache as make_block_cache
 from tqgguf import read_calibration as read_publicly
+from tqgguf.cli import calibrate_command
 from tqgguf.cli.main import main
 from tqgguf.formats.calibration import Calibration, check_fits, read_calibration, write_calibration
 from tqgguf.formats.calibration_files import SUFFIX, beside, cache_folder, cached
@@ -582,6 +583,20 @@ def test_run_and_eval_refuse_a_foreign_or_damaged_sidecar(here: Path, capsys: An
 def in_a_process(*argv: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tqgguf.cli.main", *argv]
     return subprocess.run(command, capture_output=True, text=True, preexec_fn=before)
+
+
+def test_ctrl_c_after_the_last_chunk_still_ends_it_before_anything_is_written(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured_then_interrupted(*arguments: Any) -> Any:
+        found = calibrate(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(calibrate_command, "calibrate_model", measured_then_interrupted)
+    status, out, _ = tqgguf(capsys, *CALIBRATE, "-o", "a.gguf")
+    assert (status, out) == (130, "")
+    assert not (here / "a.gguf").exists()
 
 
 def test_a_full_disk_leaves_nothing_behind(here: Path) -> None:

@@ -291,6 +291,7 @@ def test_ctrl_c_prints_what_was_measured_and_ends_with_130(model: str, text: str
         ("--cache-types f16", 2, "--cache-types: nothing is left to compare with f16"),
         ("--cache-types mlx-q4/f16", 2, "give its name alone"),
         ("-c 4096", 2, "-c 4096: the model was trained for 2048 tokens"),
+        ("-c 2 --like-llama", 2, "-c: expected a window of 3 or more with --like-llama"),
         ("-c 1", 2, "-c: expected a window of 2 tokens or more"),
         ("--chunks 0", 2, "--chunks: expected 1 or more, or -1 for the whole text, found 0"),
         ("--chunks 99 -c 2048", 2, "text.txt has"),

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tqgguf.cli import main as program
 from tqgguf.cli import needle_command
 from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.main import main
+from tqgguf.runtime import needle
 
 SENTENCE = "The cat sat on a mat and then went to bed for another day in town. "
 
@@ -120,12 +122,32 @@ def test_ctrl_c_prints_the_finished_cells_and_ends_with_130(model: str, text: st
     assert len(head.split()) == int(asked[1]) + 3 and f16.startswith("f16/f16") and turbo.startswith("turbo4/turbo4")
 
 
+def test_ctrl_c_during_the_last_answer_is_not_lost(
+    capsys: Any, model: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[needle.Generation] = []
+
+    class Interrupted(needle.Generation):
+        def pieces(self, logits: Any) -> Iterator[str]:
+            answers.append(self)
+            if len(answers) == 2:  # f16's comes first
+                signal.raise_signal(signal.SIGINT)
+            return super().pieces(logits)
+
+    argv = ("-m", model, "-f", text, "--needle-lengths", "400", "--needle-depths", "0", "--cache-types", "turbo4")
+    monkeypatch.setattr(needle, "Generation", Interrupted)
+    status, out, err = tqgguf(capsys, *argv)
+    assert status == 130 and "f16/f16" in out
+    assert err.endswith("tqgguf: interrupted: 1 of 1 needles were asked for\n")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         ("--needle-depths 0,101", "--needle-depths: expected numbers from 0 to 100 with commas between, found '0,101'"),
         ("--needle-depths half", "--needle-depths: expected numbers from 0 to 100"),
         ("--needle-lengths 0", "--needle-lengths: expected numbers from 1 to 2,147,483,647"),
+        (f"--needle-lengths {'9' * 5000}", "--needle-lengths: expected numbers from 1 to 2,147,483,647"),
         ("-c 1024 --needle-lengths 1025", "--needle-lengths: expected numbers from 1 to 1,024"),
         ("--needle-lengths 100", "a needle needs more than"),
         ("--no-tail", "--no-tail: has no meaning with --needle, which asks as run does; leave one out"),

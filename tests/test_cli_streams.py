@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from tiny_models import TinyModel, write_tiny
+
+from tqgguf.formats.calibration import read_calibration
 
 PROGRAM = [sys.executable, "-m", "tqgguf.cli.main", "run"]
 NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -75,6 +78,28 @@ def test_an_argument_of_other_bytes_is_refused(model: str, flag: str) -> None:
     assert (found.returncode, found.stdout) == (2, b"")
     message = f"tqgguf: error: {flag}: expected UTF-8 text, found another byte at character 2\n"
     assert found.stderr.decode().endswith(message)
+
+
+def test_files_whose_names_are_not_utf8_are_read_written_and_reported(model: str, tmp_path: Path) -> None:
+    if sys.platform == "darwin":
+        return  # its file systems have no such names
+    folder = os.fsencode(tmp_path)
+    named, text, sidecar = (folder + b"/" + name for name in (b"m\xff.gguf", b"t\xff.txt", b"x\xff.gguf"))
+    Path(os.fsdecode(named)).write_bytes(Path(model).read_bytes())
+    Path(os.fsdecode(text)).write_text("What is this? " * 60)
+    program = [*PROGRAM[:-1]]
+    asked = ["-m", named, "-f", text, "-c", "256"]
+    done = subprocess.run([*program, "calibrate", *asked, "-o", sidecar], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, sidecar + b"\n"), done.stderr
+    assert read_calibration(os.fsdecode(sidecar)).text == "t\\xff.txt"
+    argv = [*asked, "--cache-types", "turbo4", "--kv-calibration", sidecar, "--report", folder + b"/r\xff", "--json"]
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run([*program, "eval", *argv], capture_output=True, timeout=120, env=strict)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["model"]["file"] == "m\\xff.gguf" and found["text"].endswith("/t\\xff.txt")
+    assert found["kv_calibration"].endswith("/x\\xff.gguf")
+    assert (tmp_path / os.fsdecode(b"r\xff") / "eval.html").is_file()
 
 
 def test_a_removed_folder_is_an_error_in_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -57,6 +59,7 @@ def calibrate(request: CalibrateRequest) -> int:
 
         try:
             scales = calibrate_model(loaded, windows, chunk, progress)
+            interrupt.check()
         finally:
             line.end()
     made = Calibration(
@@ -72,7 +75,8 @@ def calibrate(request: CalibrateRequest) -> int:
     say(f"channel scale of K: {len(scales)} layers from {windows.size:,} tokens, {time.perf_counter() - started:.0f} s")
     if path.absolute() not in (beside(opened.path), cached(opened.fingerprint)):
         say(f"use it with --kv-calibration {path}, or put it beside the model as {beside(opened.path).name}")
-    print(path, flush=True)
+    sys.stdout.buffer.write(os.fsencode(path) + b"\n")  # its own bytes, for the command that takes it
+    sys.stdout.flush()
     return 0
 
 

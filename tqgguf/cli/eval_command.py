@@ -57,6 +57,9 @@ def evaluate(request: EvalRequest) -> int:
     if "--chunks" not in request.given:
         windows = windows[:DEFAULT_CHUNKS] if request.like_llama else spread(windows, DEFAULT_CHUNKS)
     plan = Plan(windows, n_ctx // 2 if request.like_llama else 0, chunk_of(request))
+    if not plan.n_scored:
+        wanting = "3 or more with --like-llama" if request.like_llama else "2 or more"
+        raise RequestError(f"-c: expected a window of {wanting}, so that a token is scored, found {n_ctx}")
     loaded = load(opened, request.threads, request.verbose)
     say(f"text: {source}; {count_windows(len(windows), n_ctx)}, {plan.n_scored:,} of them scored")
     evaluation = Evaluation(loaded, candidates, plan)
@@ -149,6 +152,7 @@ def _run(evaluation: Evaluation, plan: Plan) -> bool:
 
         try:
             evaluation.run(progress)
+            interrupt.check()
         except KeyboardInterrupt:
             return True
         finally:

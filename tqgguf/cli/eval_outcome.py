@@ -16,6 +16,7 @@ from tqgguf.cli import eval_table
 from tqgguf.cli.eval_plots import check_plots
 from tqgguf.formats.atomic import replacing
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_errors import readable
 from tqgguf.runtime import backends
 from tqgguf.runtime.evaluation import Result
 from tqgguf.runtime.load import OpenModel
@@ -29,7 +30,7 @@ def about_model(opened: OpenModel | OpenFolder) -> dict[str, Any]:
     path, config = Path(opened.path), opened.config
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     return {
-        "file": path.name,
+        "file": readable(path.name),
         "bytes": sum(file.stat().st_size for file in files),
         "architecture": config.architecture,
         "name": config.name,

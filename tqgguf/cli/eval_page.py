@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from tqgguf.cli import eval_plots, eval_table
+from tqgguf.formats.gguf_errors import readable
 from tqgguf.runtime.evaluation import Result
 
 _STYLE = """
@@ -55,7 +56,7 @@ def page(results: Sequence[Result], about: Mapping[str, Any], words: Sequence[st
         "<h2>Settings</h2>",
         _table(settings, header=False, kind="settings"),
         "<h2>To repeat it</h2>",
-        f"<pre><code>{escape(shlex.join(['tqgguf', 'eval', *words]))}</code></pre>",
+        f"<pre><code>{escape(readable(shlex.join(['tqgguf', 'eval', *words])))}</code></pre>",
     ]
     body = "\n".join(parts)
     return (

@@ -5,12 +5,14 @@ Nothing here knows typer, and nothing reads files.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import partial
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_errors import shown
 from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 
@@ -142,9 +144,14 @@ class EvalRequest:
         return parse_pairs(self.cache_types)
 
 
+_NUMBER = re.compile(r"[0-9]{1,10}")
+
+
 def _whole_numbers(flag: str, text: str, low: int, high: int) -> list[int]:
     """The numbers of a comma list, each once."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and low <= int(word) <= high for word in words):
-        raise RequestError(f"{flag}: expected numbers from {low:,} to {high:,} with commas between, found {text!r}")
+    words = [word.strip(" ") for word in text.split(",")]
+    if not all(_NUMBER.fullmatch(word) and low <= int(word) <= high for word in words):
+        raise RequestError(
+            f"{flag}: expected numbers from {low:,} to {high:,} with commas between, found {shown(text)}"
+        )
     return list(dict.fromkeys(map(int, words)))

@@ -36,7 +36,8 @@ def _stand_on_streams() -> str | None:
     """See to the standard streams; what is wrong with them, if that is not to be mended.
 
     A closed stdin is an empty one, a closed stderr says nothing: devnull takes their place, so that no file that is
-    opened later gets their numbers. Text is UTF-8 whatever the locale says, as llama.cpp's is.
+    opened later gets their numbers. Text is UTF-8 whatever the locale says, as llama.cpp's is, and never fails for a
+    file's name that is not.
     """
     if sys.stdin is None:
         sys.stdin = _devnull("r")
@@ -47,7 +48,7 @@ def _stand_on_streams() -> str | None:
     if sys.stderr is None:
         sys.stderr = _devnull("w")
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     return problem
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.cli.prompts import read_text, without_last_newline
 from tqgguf.formats.block_types import PAGE_TOKENS
-from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.gguf_errors import readable, shown
 from tqgguf.runtime import backends
 from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.load import OpenModel
@@ -40,7 +40,7 @@ def measured_text(text_file: str | None) -> tuple[str, str]:
     """The text of -f, or tqgguf's own, and what to call it."""
     if text_file is None:
         return default_text(), OWN_TEXT
-    return without_last_newline(read_text("-f", text_file, sys.stdin.buffer)), text_file
+    return without_last_newline(read_text("-f", text_file, sys.stdin.buffer)), readable(text_file)
 
 
 def chunk_of(request: EvaluatedInChunks) -> int:

@@ -104,6 +104,7 @@ def _run(test: NeedleTest) -> bool:
 
         try:
             test.run(progress)
+            interrupt.check()
         except KeyboardInterrupt:
             return True
         finally:

@@ -177,6 +177,7 @@ class _Run:
                 for piece in generation.pieces(logits):
                     show(piece)
                     interrupt.check()
+                interrupt.check()
                 self.finish = generation.finish or "eog"
             except KeyboardInterrupt:
                 prefill.end()

@@ -31,7 +31,7 @@ PRESETS: dict[str, tuple[str, str]] = {
 }
 """Types of K and V by what is wanted of them; the README has the figures that were measured of each."""
 
-_RULE = re.compile(r"(-?\d+)(?:-(-?\d+))?\s*:\s*(\S+)")
+_RULE = re.compile(r"(-?[0-9]{1,6})(?:-(-?[0-9]{1,6}))? *: *(\S+)")
 
 
 @dataclass(frozen=True)
@@ -140,18 +140,18 @@ def _parse(side: str, text: str) -> tuple[str, list[tuple[int, int, str]]]:
     first, *parts = text.split(",") if isinstance(text, str) else [repr(text)]
     rules = []
     for part in parts:
-        match = _RULE.fullmatch(part.strip())
+        match = _RULE.fullmatch(part.strip(" "))
         if match is None:
             raise RequestError(
                 f"cache type of {side.upper()}: expected LAYERS:TYPE after the comma, as in turbo3,0-1:q8_0,-1:q8_0, "
                 f"found {part!r}"
             )
         lo = int(match[1])
-        rules.append((lo, int(match[2] or lo), match[3].strip()))
-    for name in (first.strip(), *(rule[2] for rule in rules)):
+        rules.append((lo, int(match[2] or lo), match[3]))
+    for name in (first.strip(" "), *(rule[2] for rule in rules)):
         if name not in BLOCK_TYPES:
             _refuse(name)
-    return first.strip(), rules
+    return first.strip(" "), rules
 
 
 def _refuse(name: str) -> NoReturn:

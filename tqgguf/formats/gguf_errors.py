@@ -5,6 +5,7 @@ The code says which defect it is, for tests and reports; the message of a single
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from tqgguf.formats.errors import FormatError
@@ -46,6 +47,11 @@ def shown(value: object) -> str:
     """A name or value from a file as it stands in a message: on one line, printable, not endless."""
     text = ascii(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def readable(name: str | os.PathLike[str]) -> str:
+    """A file's name as text that is UTF-8, for JSON, pages and metadata: other bytes become \\xHH."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 class GgufError(FormatError):

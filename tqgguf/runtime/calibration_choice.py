@@ -11,6 +11,7 @@ import mlx.core as mx
 from tqgguf.formats.calibration import Calibration, check_fits, read_calibration
 from tqgguf.formats.calibration_files import any_cached, beside, cached
 from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.gguf_errors import readable
 from tqgguf.runtime.load import OpenModel
 from tqgguf.runtime.mlx_folder import OpenFolder
 
@@ -20,8 +21,8 @@ AUTO, OFF = "auto", "off"
 
 @dataclass(frozen=True)
 class ChosenCalibration:
-    """channel_scales: f32 [n_kv_heads, head_dim] by layer, None: page 0 decides. path: of their sidecar. notices: one
-    line each, of sidecars that were found and do not fit, or not quite.
+    """channel_scales: f32 [n_kv_heads, head_dim] by layer, None: page 0 decides. path: of their sidecar, readable.
+    notices: one line each, of sidecars that were found and do not fit, or not quite.
     """
 
     channel_scales: Mapping[int, mx.array] | None = None
@@ -67,4 +68,4 @@ def _fitting(opened: OpenModel | OpenFolder, path: str) -> ChosenCalibration:
     config = opened.config
     notice = check_fits(path, calibration, opened.fingerprint, config.n_layers, config.layer_shapes())
     scales = {layer: mx.array(scale) for layer, scale in calibration.scales.items()}
-    return ChosenCalibration(scales, path, () if notice is None else (notice,))
+    return ChosenCalibration(scales, readable(path), () if notice is None else (notice,))

@@ -24,6 +24,7 @@ from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.fingerprint import Fingerprint, fingerprint_folder
+from tqgguf.formats.gguf_errors import readable
 from tqgguf.formats.gguf_parse import other_kind
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import hook
@@ -87,7 +88,7 @@ class OpenFolder:
         self._model = _open_lazily(folder, config["model_type"])
         self.config = FolderConfig(
             architecture=config["model_type"],
-            name=folder.resolve().name,
+            name=readable(folder.resolve().name),
             n_layers=len(self._model.layers),
             context_length=numbers[_CONTEXT] or DEFAULT_CONTEXT,
             vocab_size=numbers["vocab_size"],
