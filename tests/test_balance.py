@@ -352,3 +352,93 @@ def test_turbo_keys_are_balanced_unless_another_mode_is_requested(requested: str
 def test_an_unknown_mode_is_refused_with_the_list() -> None:
     with pytest.raises(RequestError, match="expected one of off, page, full, found 'half'"):
         resolve_balance("half", "turbo4")
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        np.ones((HEADS, DIM), np.int32),
+        np.ones(DIM, np.float32),
+        np.zeros((HEADS, DIM), np.float32),
+        np.full((HEADS, DIM), 1e-42, np.float32),
+        np.full((HEADS, DIM), -1.0, np.float32),
+        np.full((HEADS, DIM), np.nan, np.float32),
+        mx.full((HEADS, DIM), 1e20),
+        mx.ones((HEADS, DIM), mx.bfloat16),
+        [[1.0]],
+        "scale",
+    ],
+)
+def test_a_scale_that_is_none_is_refused_when_the_cache_is_made(scale: object) -> None:
+    with pytest.raises(RequestError, match="layer 3: expected a channel scale"):
+        BlockKVCache("turbo4", "turbo4", layer=3, channel_scale=scale)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_a_scale_of_another_float_type_is_taken_as_float32(dtype: type) -> None:
+    k, v, q = data(300)
+    scale = np.random.default_rng(3).uniform(0.3, 3.0, (HEADS, DIM)).astype(np.float16)
+    found = [
+        attended(BlockKVCache("turbo4", "turbo3", channel_scale=scale.astype(t)), k, v, q, [300])
+        for t in (np.float32, dtype)
+    ]
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("bad", [np.inf, 1e25, -np.inf])
+def test_queries_beyond_all_measure_do_not_decide_the_scale(bad: float) -> None:
+    k, v, q = data(300)
+    q[1, 50, 5] = bad
+    cache = BlockKVCache("turbo4", "turbo3", rope=HALVES)
+    attended(cache, k, v, q, [100, 100, 100])
+    assert np.isfinite(np.array(cache.sides[0].scale.value)).all()
+    assert copy.deepcopy(cache).offset == 300
+
+
+QUERY_SHAPES = [
+    (1, 1, 1, DIM),
+    (1, 0, 1, DIM),
+    (1, 3, 1, DIM),
+    (1, 4, 1, 32),
+    (2, 4, 1, DIM),
+    (1, 4, 2, DIM),
+    (4, 1, DIM),
+]
+
+
+@pytest.mark.parametrize("shape", QUERY_SHAPES)
+def test_queries_that_do_not_belong_to_the_keys_are_refused(shape: tuple[int, ...]) -> None:
+    k, v, _ = data(1)
+    cache = BlockKVCache("turbo4", "turbo3", layer=2)
+    keys, values = cache.update_and_fetch(mx.array(k[None]), mx.array(v[None]))
+    with pytest.raises(RequestError, match=r"layer 2: expected queries \[1, a multiple of 2, 1, 64\], found \["):
+        hook.scaled_dot_product_attention(mx.ones(shape), keys, values, cache=cache, scale=0.1, mask=None)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_sink_logits_for_other_heads_are_refused(n: int) -> None:
+    k, v, _ = data(1)
+    cache = BlockKVCache("turbo4", "turbo3")
+    keys, values = cache.update_and_fetch(mx.array(k[None]), mx.array(v[None]))
+    with pytest.raises(RequestError, match=r"layer 0: expected 4 sink logits, found \["):
+        hook.scaled_dot_product_attention(
+            mx.ones((1, 4, 1, DIM)), keys, values, cache=cache, scale=0.1, mask=None, sinks=mx.ones(n)
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 1.5}, "window: expected a whole number of at least 1, found 1.5"),
+        ({"window": -5}, "window: expected a whole number of at least 1, found -5"),
+        ({"layer": -1}, "layer: expected a whole number of at least 0, found -1"),
+        ({"rope": None}, "RoPE: expected a layout over an even number of channels, found None"),
+        ({"rope": RopeLayout(63)}, "RoPE: expected a layout over an even number of channels"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_words(settings: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        BlockKVCache("turbo4", "turbo4", **settings)

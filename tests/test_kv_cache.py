@@ -383,10 +383,17 @@ BAD_STATES: dict[str, Any] = {
     "scales in f32": changed(GOOD, k=[GOOD[-2][0], GOOD[-2][1].astype(mx.float32), *GOOD[-2][2:]]),
     "an unknown balance": changed(GOOD, balance="half"),
     "no balance where there are means": changed(GOOD, balance="off"),
-    "a channel scale of one axis": changed(GOOD, channel_scale=mx.zeros((3,))),
+    "a given channel scale of one axis": changed(GOOD, channel_scale=mx.ones((3,))),
+    "a given channel scale in words": changed(GOOD, channel_scale="one"),
     "means of another shape": changed(GOOD, k=[*GOOD[-2][:4], mx.zeros((2, 1, DIM), mx.float16), *GOOD[-2][5:]]),
     "no channel scale where there are pages": changed(GOOD, k=[*GOOD[-2][:5], None, None]),
     "RoPE over more channels than a head has": changed(GOOD, rope_dims=2 * DIM),
+    "a scale of zeros": changed(GOOD, k=[*GOOD[-2][:5], mx.zeros((HEADS, DIM)), None]),
+    "a scale of NaN": changed(GOOD, k=[*GOOD[-2][:5], mx.full((HEADS, DIM), float("nan")), None]),
+    "means of NaN": changed(GOOD, k=[*GOOD[-2][:4], GOOD[-2][4] * float("nan"), *GOOD[-2][5:]]),
+    "norms of infinity": changed(GOOD, k=[GOOD[-2][0], GOOD[-2][1] * float("inf"), *GOOD[-2][2:]]),
+    "queries where the scale is fixed": changed(GOOD, k=[*GOOD[-2][:6], mx.ones((HEADS, 3, DIM))]),
+    "RoPE over an odd number of channels": changed(GOOD, rope_dims=1),
     "arrays of numpy": changed(GOOD, k=[None if a is None else np.array(a) for a in GOOD[-2]]),
 }
 

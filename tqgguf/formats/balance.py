@@ -17,6 +17,10 @@ FLOOR = 1e-4
 or keys never vary in, gets a bounded scale. From the experiments on balance."""
 
 
+SCALE_LIMITS = (2.0**-12, 2.0**12)
+"""What a channel scale can be: `FLOOR` bounds the ratio of statistics, far inside these."""
+
+
 @dataclass(frozen=True)
 class RopeLayout:
     """Which channels of a key RoPE turns together: of the first `dims`, neighbours (`traditional`) or halves."""

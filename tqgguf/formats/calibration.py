@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.atomic import replacing
+from tqgguf.formats.balance import SCALE_LIMITS
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.fingerprint import Fingerprint, read_fingerprint
 from tqgguf.formats.gguf_errors import shown
@@ -31,9 +32,6 @@ from tqgguf.formats.kv_size import LayerShape
 GENERAL_TYPE = "kv-calibration"
 VERSION = 1
 KEYS = "tqgguf.calibration."
-SCALE_LIMITS = (2.0**-12, 2.0**12)
-"""What a scale can be: `balance.FLOOR` bounds the ratio of statistics, far inside these."""
-
 _TENSOR = "blk.{}.attn_k.channel_scale"
 _TENSOR_NAME = re.compile(r"blk\.(0|[1-9]\d{0,5})\.attn_k\.channel_scale")
 _F32 = 0

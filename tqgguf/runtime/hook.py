@@ -67,7 +67,8 @@ class Step:
         self.usage.by_fallback += self._n_reads
 
     def attend(self, q: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
-        """Attention of q [1, n_heads, rows, head_dim] from the blocks."""
+        """Attention of q [1, n_heads, rows, head_dim] from the blocks. RequestError: queries of another shape."""
+        self._check_queries(q, sinks)
         self.usage.unattended.discard(self.layer)
         self.usage.by_fallback -= self._n_reads
         if self.scale is not None:
@@ -86,6 +87,18 @@ class Step:
             reads=self.usage.reads,
             own_from_blocks=self.own_from_blocks,
         )
+
+    def _check_queries(self, q: mx.array, sinks: mx.array | None) -> None:
+        """RequestError for queries that do not belong to the step's keys: what reads them in C checks nothing."""
+        n_kv_heads, _, head_dim = self.k.rows.shape
+        batch, n_heads, n_rows, width = q.shape if q.ndim == 4 else (0, 0, 0, 0)
+        if batch != 1 or n_heads < 1 or n_heads % n_kv_heads or n_rows != self.n_rows or width != head_dim:
+            raise RequestError(
+                f"layer {self.layer}: expected queries [1, a multiple of {n_kv_heads}, {self.n_rows}, {head_dim}], "
+                f"found {list(q.shape)}"
+            )
+        if sinks is not None and sinks.shape != (n_heads,):
+            raise RequestError(f"layer {self.layer}: expected {n_heads} sink logits, found {list(sinks.shape)}")
 
     def refusal(self, reason: str) -> RequestError:
         return RequestError(

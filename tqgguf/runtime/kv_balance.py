@@ -6,6 +6,7 @@ The arithmetic is `formats.balance`'s; here are the arrays as MLX has them. Know
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from tqgguf.formats import balance
 from tqgguf.formats.balance import RopeLayout
 from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.errors import RequestError
 
 
 def page_mean_numpy(rows: mx.array, n_skipped: int) -> mx.array:
@@ -40,6 +42,18 @@ def unbalance_pages(rows: mx.array, means: mx.array, scale: mx.array | None) -> 
     if scale is not None:
         pages = pages / scale[:, None, None]
     return (pages + means.astype(mx.float32).swapaxes(0, 1)[:, :, None]).reshape(rows.shape)
+
+
+def checked_scale(scale: Any, where: str) -> mx.array:
+    """A given channel scale as f32 [n_kv_heads, head_dim]. RequestError unless it is floats of bounded size."""
+    values = np.asarray(scale) if isinstance(scale, (mx.array, np.ndarray)) and scale.dtype != mx.bfloat16 else None
+    if values is None or values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
+        found = f"{scale.dtype} {scale.shape}" if hasattr(scale, "shape") else type(scale).__name__
+        raise RequestError(f"{where}: expected a channel scale float32 [n_kv_heads, head_dim], found {found}")
+    low, high = balance.SCALE_LIMITS
+    if not ((low <= values) & (values <= high)).all():
+        raise RequestError(f"{where}: expected a channel scale of values from {low:g} to {high:g}, found others")
+    return mx.array(values.astype(np.float32))
 
 
 @dataclass
@@ -83,6 +97,7 @@ class ChannelScale:
         """Decide from page 0, f16 [n_kv_heads, PAGE, head_dim], its mean, and the queries counted."""
         key_squares = balance.centred_squares(np.asarray(page), np.asarray(mean), n_skipped)
         queries = np.zeros((1, 1, 1)) if self.query_squares is None else np.asarray(self.query_squares)[:, n_skipped:]
-        query_squares = np.broadcast_to(queries.astype(np.float64).sum(axis=1), key_squares.shape)
+        counted = np.where(np.isfinite(queries), queries, 0.0)  # a query beyond float32's squares says nothing
+        query_squares = np.broadcast_to(counted.sum(axis=1, dtype=np.float64), key_squares.shape)
         self.value = mx.array(balance.channel_scale(query_squares, key_squares, self.layout))
         self.query_squares = None

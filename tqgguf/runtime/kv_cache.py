@@ -23,7 +23,7 @@ from tqgguf.formats.codec import Side
 from tqgguf.formats.errors import EncodeError, FormatError, RequestError
 from tqgguf.runtime import hook
 from tqgguf.runtime.backends import default_reading
-from tqgguf.runtime.kv_balance import ChannelScale
+from tqgguf.runtime.kv_balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv_settings import N_SCALARS, LayerSettings, is_whole, layer_codec
 from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView
 from tqgguf.runtime.planes import Plane
@@ -49,20 +49,26 @@ class BlockKVCache(_BaseCache):
         n_prefix: int | None = None,
         balance: str | None = None,
         rope: RopeLayout = NOT_ROTATED,
-        channel_scale: mx.array | None = None,
+        channel_scale: mx.array | NDArray[np.float32] | None = None,
         tail: bool = True,
         usage: hook.Usage | None = None,
         reading: Reading | None = None,
     ) -> None:
         (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
         settings = LayerSettings(types, layer, window, rope, tail)
+        settings.check()
         self._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
 
     def _start(
-        self, settings: LayerSettings, channel_scale: mx.array | None, usage: hook.Usage, reading: Reading
+        self,
+        settings: LayerSettings,
+        channel_scale: mx.array | NDArray[np.float32] | None,
+        usage: hook.Usage,
+        reading: Reading,
     ) -> None:
         self.settings, self.layer, self.window = settings, settings.layer, settings.window
-        self.channel_scale, self.usage, self.reading = channel_scale, usage, reading
+        self.usage, self.reading = usage, reading
+        self.channel_scale = None if channel_scale is None else checked_scale(channel_scale, f"layer {self.layer}")
         self.offset = 0
         self.sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
 
@@ -141,6 +147,8 @@ class BlockKVCache(_BaseCache):
             if not isinstance(rows, mx.array) or rows.ndim != 4 or not mx.issubdtype(rows.dtype, mx.floating):
                 found = f"{rows.dtype} {rows.shape}" if isinstance(rows, mx.array) else type(rows).__name__
                 raise RequestError(f"{where}: expected floats [1, n_kv_heads, tokens, head_dim], found {found}")
+            if 0 in rows.shape[1::2]:
+                raise RequestError(f"{where}: expected at least one head of one value, found {rows.shape}")
             if rows.shape[0] != 1:
                 raise RequestError(f"block caches hold one sequence: expected batch size 1, found {rows.shape[0]}")
             if side is not None and (side.n_heads or rows.shape[1], side.codec.head_dim) != rows.shape[1::2]:
@@ -283,8 +291,6 @@ def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any
         raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {numbers!r}")
     if first_page * PAGE > offset or (offset and not rest):
         raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
-    if scale is not None and not (isinstance(scale, mx.array) and scale.ndim == 2 and scale.dtype == mx.float32):
-        raise FormatError("cache state: expected a channel scale float32 [n_kv_heads, head_dim] or none")
     return settings, (offset, first_page, scale), rest
 
 
@@ -338,7 +344,9 @@ def make_prompt_cache(
     hook.install()
     usage = usage or hook.Usage(strict=strict)
     ropes = dict(enumerate(rope_layouts(model)))
-    scales = {layer: mx.array(scale, dtype=mx.float32) for layer, scale in (channel_scales or {}).items()}
+    if not isinstance(channel_scales, Mapping | None):
+        raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
+    scales = dict(channel_scales or {})
     caches = mlx_prompt_cache(model)
     for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
         sliding = type(cache) is RotatingKVCache and cache.keep == 0

@@ -38,6 +38,14 @@ class LayerSettings:
     rope: RopeLayout = NOT_ROTATED
     has_tail: bool = True
 
+    def check(self) -> None:
+        """RequestError for numbers that cannot be."""
+        for name, number, least in (("layer", self.layer, 0), ("window", self.window, 1)):
+            if number is not None and not (is_whole(number) and number >= least):
+                raise RequestError(f"{name}: expected a whole number of at least {least}, found {number!r}")
+        if not isinstance(self.rope, RopeLayout) or self.rope.dims % 2 or self.rope.dims < 0:
+            raise RequestError(f"RoPE: expected a layout over an even number of channels, found {self.rope!r}")
+
     def scalars(self) -> tuple[Any, ...]:
         """Strings and whole numbers that `from_scalars` takes."""
         numbers = (self.layer, self.window or 0, *map(int, astuple(self.rope)), int(self.has_tail))
@@ -51,7 +59,9 @@ class LayerSettings:
             raise FormatError(f"cache state: expected numbers >= 0 after the types, found {numbers!r}")
         layer, window, rope_dims, traditional, has_tail = (int(n) for n in numbers)
         (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
-        return cls(types, layer, window or None, RopeLayout(rope_dims, bool(traditional)), bool(has_tail))
+        settings = cls(types, layer, window or None, RopeLayout(rope_dims, bool(traditional)), bool(has_tail))
+        settings.check()
+        return settings
 
 
 N_SCALARS = len(fields(LayerTypes)) + len(fields(LayerSettings)) - 2 + len(fields(RopeLayout))

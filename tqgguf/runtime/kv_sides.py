@@ -17,7 +17,7 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime import block_ops
-from tqgguf.runtime.kv_balance import ChannelScale, balance_rows, unbalance_pages
+from tqgguf.runtime.kv_balance import ChannelScale, balance_rows, checked_scale, unbalance_pages
 from tqgguf.runtime.planes import Plane
 
 PAGE = PAGE_TOKENS
@@ -253,9 +253,12 @@ class BlockSide:
             value, squares = balance[1:]
             if value is not None or pages:
                 _expect("the channel scale", value, (n_heads, codec.head_dim), mx.float32)
-            elif squares is not None:
-                n_counted = squares.shape[1] if squares.ndim == 3 else 0
+                checked_scale(value, "cache state")
+            if squares is not None:
+                n_counted = squares.shape[1] if squares.ndim == 3 and value is None else 0
                 _expect("squares of queries", squares, (n_heads, min(n_counted, offset), codec.head_dim), mx.float32)
+                if not mx.all(squares >= 0):
+                    raise FormatError("cache state: squares of queries: expected numbers >= 0, found others")
             self.scale = replace(self.scale, value=value, query_squares=squares)
         if self.means is not None:
             self.means = Plane(balance[0], pages)
@@ -358,9 +361,11 @@ def _as_saved(saved: Any, count: int) -> Sequence[Any]:
 
 
 def _expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
-    """FormatError unless it is of that shape and type; None stands for no values."""
+    """FormatError unless it is of that shape and type, without NaN and infinities; None stands for no values."""
     if array is None and 0 in shape:
         return
     if array is None or array.shape != shape or array.dtype != dtype:
         found = "none" if array is None else f"{array.dtype} {array.shape}"
         raise FormatError(f"cache state: {name}: expected {dtype} {shape}, found {found}")
+    if mx.issubdtype(dtype, mx.floating) and not mx.all(mx.isfinite(array)):
+        raise FormatError(f"cache state: {name}: expected finite numbers, found others")
