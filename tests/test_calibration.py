@@ -508,6 +508,17 @@ def test_without_a_name_it_goes_to_the_cache_folder(here: Path, capsys: Any, cac
     assert json.loads(tqgguf(capsys, *EVAL, "--json")[1])["kv_calibration"] == str(path)
 
 
+def test_a_damaged_file_in_the_cache_folder_is_made_anew_and_a_named_one_is_not(here: Path, capsys: Any) -> None:
+    path = Path(tqgguf(capsys, *CALIBRATE)[1].strip())
+    whole = path.read_bytes()
+    for damaged in (whole[:100], b"other bytes"):
+        path.write_bytes(damaged)
+        status, line = refused(capsys, *CALIBRATE, "-o", str(path))
+        assert status == 2 and line.endswith("delete it, or give another name")
+        assert tqgguf(capsys, *CALIBRATE)[0] == 0
+        assert path.read_bytes() == whole
+
+
 def test_programs_hand_its_scales_to_a_cache_for_any_mlx_lm_model(here: Path, capsys: Any) -> None:
     path = tqgguf(capsys, *CALIBRATE)[1].strip()
     scales = read_publicly(path).scales
@@ -549,8 +560,11 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(here: Pat
     for output, said in (
         ("folder", "folder: expected the name of a file to write, found a folder"),
         ("none/a.gguf", f"none/a.gguf: the folder {here / 'none'} does not exist; make it first"),
-        ("model.gguf", "model.gguf: exists and is no calibration, so it is not replaced; give another name"),
-        ("text.txt", "text.txt: exists and is no calibration, so it is not replaced; give another name"),
+        (
+            "model.gguf",
+            "model.gguf: exists and is no calibration, so it is not replaced; delete it, or give another name",
+        ),
+        ("text.txt", "text.txt: exists and is no calibration, so it is not replaced; delete it, or give another name"),
     ):
         assert refused(capsys, *CALIBRATE, "-o", output) == (2, f"tqgguf: error: {said}")
     assert sorted(here.iterdir()) == before

@@ -81,6 +81,14 @@ def test_json_holds_every_answer_and_how_its_keys_were_read(capsys: Any, model: 
     assert other["needles"][0]["number"] != cell["number"]
 
 
+def test_default_lengths_without_room_for_a_needle_are_left_out(capsys: Any, model: str, text: str) -> None:
+    argv = ("-m", model, "-f", text, "-c", "512", "--needle-depths", "50", "--cache-types", "turbo4", "--json")
+    status, out, err = tqgguf(capsys, *argv)
+    assert status == 0, err
+    assert [cell["length"] for cell in json.loads(out)["needles"]] == [256, 512]
+    assert re.search(r"lengths of 128 tokens are left out: a needle needs 1\d\d\n", err)
+
+
 def test_cells_where_f16_fails_say_so(capsys: Any, tmp_path: Path, text: str) -> None:
     tiny = str(write_tiny(tmp_path / "m.gguf", TinyModel(n_layers=1)))
     argv = ("-m", tiny, "-f", text, "--needle-lengths", "600", "--needle-depths", "50", "--cache-types", "turbo4")
@@ -148,13 +156,14 @@ def test_ctrl_c_during_the_last_answer_is_not_lost(
         ("--needle-depths half", "--needle-depths: expected numbers from 0 to 100"),
         ("--needle-lengths 0", "--needle-lengths: expected numbers from 1 to 2,147,483,647"),
         (f"--needle-lengths {'9' * 5000}", "--needle-lengths: expected numbers from 1 to 2,147,483,647"),
-        ("-c 1024 --needle-lengths 1025", "--needle-lengths: expected numbers from 1 to 1,024"),
-        ("--needle-lengths 100", "a needle needs more than"),
+        ("-c 1024 --needle-lengths 1025", "--needle-lengths: expected at most -c, 1,024 tokens, found 1,025"),
+        ("--needle-lengths 100", "--needle-lengths: expected 1"),
         ("--no-tail", "--no-tail: has no meaning with --needle, which asks as run does; leave one out"),
         ("--like-llama", "--like-llama: has no meaning with --needle"),
         ("--cache-types mlx-q4", "--cache-types mlx-q4: only caches of ours answer as run does; leave it out"),
         ("--cache-types sim:kivi4", "--cache-types sim:kivi4: only caches of ours answer as run does"),
         ("-c 8192", "text.txt has 4,000 tokens: expected at least 8,0"),
+        ("-c 64", "-c: expected 1"),
     ],
 )
 def test_a_bad_request_is_one_line(capsys: Any, model: str, text: str, argv: str, message: str) -> None:

@@ -103,7 +103,10 @@ def test_less_than_two_pages_cannot_be_measured(tiny: Path) -> None:
 def test_heads_that_turbo_types_cannot_have_get_others() -> None:
     assert proposable_types([LayerShape(1, 64, 128)]) == TYPES
     assert proposable_types([LayerShape(1, 64, 64), LayerShape(1, 224, 224)]) == OTHER_TYPES
-    with pytest.raises(RequestError, match=r"layer 0, K: cache type q4_0 cannot hold head_dim 80"):
+    with pytest.raises(
+        RequestError,
+        match=r"neither turbo2, .*, q8_0 nor q4_0, q5_0, q8_0: layer 0, K: cache type q4_0 cannot hold head_dim 80",
+    ):
         proposable_types([LayerShape(1, 80, 80)])
 
 
@@ -149,6 +152,22 @@ def test_json_has_every_figure(capsys, tiny: Path, tmp_path: Path) -> None:
     assert found["proposals"][0]["flags"].startswith("-ctk turbo4") and found["proposals"][0]["kld"] > 0
 
 
+@pytest.mark.parametrize(("asked", "said"), [("9999", True), ("300", True), ("0", False)])
+def test_a_context_beyond_the_models_is_said_and_0_is_all_of_it(capsys, tmp_path: Path, asked: str, said: bool) -> None:
+    small = write_tiny(tmp_path / "small.gguf", TinyModel(context_length=256))
+    argv = ("-m", str(small), "-f", text_file(tmp_path), "--bpv", "1.5", "--json")
+    status, out, err = run(capsys, *argv, "-c", asked)
+    assert (status, json.loads(out)["n_ctx"]) == (0, 256)
+    notice = f"-c {asked}: whole pages of 128 within the model's context of 256, so 256 are used"
+    assert (notice in err) == said
+
+
+def test_a_model_with_a_context_of_one_page_is_refused(capsys, tmp_path: Path) -> None:
+    small = write_tiny(tmp_path / "small.gguf", TinyModel(context_length=100))
+    status, _, err = run(capsys, "-m", str(small), "-f", text_file(tmp_path))
+    assert status == 2 and "expected a model with a context of 256 tokens or more, found 100" in err
+
+
 def test_a_budget_that_nothing_fits_into_is_said(capsys, tiny: Path, tmp_path: Path) -> None:
     status, out, _ = run(capsys, "-m", str(tiny), "-f", text_file(tmp_path), "-c", "256", "--bpv", "1.5")
     assert status == 0 and "Nothing fits into 1.5 bits per value: raise --bpv." in out
@@ -159,7 +178,7 @@ def test_a_budget_that_nothing_fits_into_is_said(capsys, tiny: Path, tmp_path: P
     [
         (["--bpv", "0"], "--bpv: expected 1 to 32 bits per value, found 0"),
         (["--bpv", "x"], "--bpv: expected a number, found 'x'"),
-        (["-c", "128"], "-c: expected 256 tokens or more, found 128"),
+        (["-c", "128"], "-c: expected 256 tokens or more, or 0 for all, found 128"),
         (["-ctk", "turbo4"], "-ctk is refused: doctor proposes types: give it a budget with --bpv"),
         (["-m", "missing.gguf"], "missing.gguf"),
     ],
@@ -173,4 +192,4 @@ def test_too_short_a_text_is_refused_before_the_weights_are_read(capsys, tiny: P
     path = tmp_path / "short.txt"
     path.write_text("too short", encoding="utf-8")
     status, out, err = run(capsys, "-m", str(tiny), "-f", str(path))
-    assert status == 2 and out == "" and "expected at least 2,048 for 2 windows of 1,024" in err
+    assert status == 2 and out == "" and "expected at least 2,048 for 2 windows of 1,024 tokens (-c)" in err

@@ -328,7 +328,7 @@ def test_pairs_are_read_from_a_list(text: str, expected: list[tuple[str, str, st
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (" , ", "expected cache types such as turbo4/turbo3,q8_0, found none"),
+        (" , ", "expected cache types such as turbo4/turbo3,q8_0 with commas between, found none"),
         ("turbo5", "unknown cache type 'turbo5', did you mean 'turbo4'?.*mlx-q2"),
         ("turbo4/", "unknown cache type ''"),
         ("mlx-q4/f16", "mlx-lm's cache has one number of bits for K and V"),

@@ -151,7 +151,7 @@ def test_a_text_without_sentences_takes_a_needle_at_its_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "length", "message"),
     [
-        (HAYSTACK, 100, r"a needle needs more than \d+ tokens: expected a greater length, found 100"),
+        (HAYSTACK, 100, r"expected \d+ tokens or more for a needle, found 100"),
         ("A short one.", 2000, r"text has \d+ tokens: expected at least 1,\d+ for a length of 2,000"),
     ],
 )

@@ -71,7 +71,7 @@ def calibrate(request: CalibrateRequest) -> int:
         text=source if request.text_file is None else Path(source).name,
         text_sha256=sha256(text.encode()).hexdigest(),
     )
-    write_calibration(path, made)
+    write_calibration(path, made, replace_anything=request.output is None)
     say(f"channel scale of K: {len(scales)} layers from {windows.size:,} tokens, {time.perf_counter() - started:.0f} s")
     if path.absolute() not in (beside(opened.path), cached(opened.fingerprint)):
         say(f"use it with --kv-calibration {path}, or put it beside the model as {beside(opened.path).name}")
@@ -88,5 +88,6 @@ def _target(request: CalibrateRequest, opened: OpenModel | OpenFolder) -> Path:
     else:
         path = Path(request.output)
     check_target(path)
-    check_replaceable(path)
+    if request.output is not None:
+        check_replaceable(path)
     return path

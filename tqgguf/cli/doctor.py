@@ -35,7 +35,13 @@ def doctor(
     model: options.Model = None,
     text_file: options.TextFile = None,
     n_ctx: Annotated[
-        int, option(MODEL_HEADING, "Tokens to measure on, and again to try the proposals on.", "-c", "--ctx-size")
+        int,
+        option(
+            MODEL_HEADING,
+            "Tokens to measure on, and again to try the proposals on; 0: the model's whole context.",
+            "-c",
+            "--ctx-size",
+        ),
     ] = _DEFAULT.n_ctx,
     budget: Annotated[
         float, option(MODEL_HEADING, "Bits per value, of K and V together, that the cache may take.", "--bpv")

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from tqgguf.cli.doctor_request import DoctorRequest
+from tqgguf.cli.doctor_request import LEAST_TOKENS, DoctorRequest
 from tqgguf.cli.eval_table import aligned, finite, number
 from tqgguf.cli.measuring import load, measured_text, say
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.evaluation import cut_windows
 from tqgguf.runtime.examination import Examination, Proposal, proposable_types
 from tqgguf.runtime.examination import examine as examine_model
@@ -24,9 +25,9 @@ def examine(request: DoctorRequest) -> int:
         say(notice)
     text, source = measured_text(request.text_file)
     opened = open_model(request.model or embedded_model())
-    n_ctx = min(request.n_ctx, opened.config.context_length) // PAGE_TOKENS * PAGE_TOKENS
+    n_ctx = _window(request.n_ctx, opened.config.context_length)
     proposable_types(opened.config.layer_shapes())
-    tokens, trial = cut_windows(opened.tokenizer, text, n_ctx, 2, source).tolist()
+    tokens, trial = cut_windows(opened.tokenizer, text, n_ctx, 2, source, flags="-c").tolist()
     loaded = load(opened, request.threads, request.verbose)
     measuring = ProgressLine("measuring", "tokens")
     found = examine_model(loaded, tokens, trial, request.budget, measuring.update)
@@ -36,6 +37,16 @@ def examine(request: DoctorRequest) -> int:
     else:
         print("\n".join(_lines(found, request.budget)), flush=True)
     return 0
+
+
+def _window(asked: int, trained: int) -> int:
+    """Whole pages within what a model was trained for; said if that is not what was asked for."""
+    n_ctx = min(asked or trained, trained) // PAGE_TOKENS * PAGE_TOKENS
+    if n_ctx < LEAST_TOKENS:
+        raise RequestError(f"expected a model with a context of {LEAST_TOKENS} tokens or more, found {trained}")
+    if n_ctx != (asked or trained):
+        say(f"-c {asked}: whole pages of {PAGE_TOKENS} within the model's context of {trained}, so {n_ctx} are used")
+    return n_ctx
 
 
 def flags(proposal: Proposal) -> str:

@@ -8,6 +8,8 @@ from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 
+LEAST_TOKENS = 2 * PAGE_TOKENS
+
 _INT32 = 2**31 - 1
 _SHARED = {"--help", "--version", "--model", "--file", "--ctx-size", "--threads", "--json", "--verbose", "--debug"}
 _PROPOSED = "doctor proposes types: give it a budget with --bpv"
@@ -29,7 +31,8 @@ class DoctorRequest:
     text_file: str | None = None
     """None: the text that tqgguf brings."""
     n_ctx: int = 1024
-    """Tokens that the layers are measured on, and of the window that the proposals are tried on."""
+    """Tokens that the layers are measured on, and of the window that the proposals are tried on. 0: as many as the
+    model was trained for."""
     budget: float = 4.4
     """Bits per value of K and V together that a proposal may take."""
     threads: int = -1
@@ -39,7 +42,7 @@ class DoctorRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 2 * PAGE_TOKENS <= self.n_ctx <= _INT32:
-            raise RequestError(f"-c: expected {2 * PAGE_TOKENS} tokens or more, found {self.n_ctx}")
+        if self.n_ctx and not LEAST_TOKENS <= self.n_ctx <= _INT32:
+            raise RequestError(f"-c: expected {LEAST_TOKENS} tokens or more, or 0 for all, found {self.n_ctx}")
         if not 1 <= self.budget <= 32:
             raise RequestError(f"--bpv: expected 1 to 32 bits per value, found {self.budget:g}")

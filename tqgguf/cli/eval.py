@@ -103,13 +103,16 @@ def evaluate(
         str | None,
         option(
             _NEEDLE,
-            "Tokens of prompt and answer. Default: a quarter, a half and the whole of -c.",
+            "With --needle: tokens of prompt and answer. Default: a quarter, a half and the whole of -c.",
             "--needle-lengths",
             metavar="LIST",
         ),
     ] = _DEFAULT.needle_lengths,
     needle_depths: Annotated[
-        str, option(_NEEDLE, "Where the number is, in per cent of the text.", "--needle-depths", metavar="LIST")
+        str,
+        option(
+            _NEEDLE, "With --needle: where the number is, in per cent of the text.", "--needle-depths", metavar="LIST"
+        ),
     ] = _DEFAULT.needle_depths,
     seed: Annotated[int, option(_NEEDLE, "Other numbers.", "-s", "--seed")] = _DEFAULT.seed,
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of tables.", "--json")] = False,

@@ -34,6 +34,7 @@ _SHARED = {
     "--kv-calibration", "--seed", "--json", "--verbose", "--debug",
 }  # fmt: skip
 
+_ONLY_WITH_NEEDLE = ("--needle-lengths", "--needle-depths")
 _NOT_WITH_NEEDLE = ("--like-llama", "--no-tail", "--chunks", "--report")
 
 _own = partial(row, Fate.IMPLEMENTED, "", ours=True)
@@ -119,6 +120,9 @@ class EvalRequest:
 
     def _check_needle(self) -> None:
         if not self.needle:
+            for flag in _ONLY_WITH_NEEDLE:
+                if flag in self.given:
+                    raise RequestError(f"{flag}: has no meaning without --needle; add it, or leave this out")
             return
         for flag in _NOT_WITH_NEEDLE:
             if flag in self.given:
@@ -131,7 +135,10 @@ class EvalRequest:
         """The lengths to try in a context of n_ctx tokens. RequestError: one is longer."""
         if self.needle_lengths is None:
             return [n_ctx // 4, n_ctx // 2, n_ctx]
-        return _whole_numbers("--needle-lengths", self.needle_lengths, 1, n_ctx)
+        lengths = _whole_numbers("--needle-lengths", self.needle_lengths, 1, _INT32)
+        if max(lengths) > n_ctx:
+            raise RequestError(f"--needle-lengths: expected at most -c, {n_ctx:,} tokens, found {max(lengths):,}")
+        return lengths
 
     @property
     def depths(self) -> list[int]:

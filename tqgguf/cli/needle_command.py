@@ -21,7 +21,8 @@ from tqgguf.runtime.evaluation_caches import REFERENCE, CacheOptions, can_hold, 
 from tqgguf.runtime.kv_settings import check_cache_types
 from tqgguf.runtime.load import embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context
-from tqgguf.runtime.needle import NeedleRow, NeedleTest, needle_prompts
+from tqgguf.runtime.needle import NeedleRow, NeedleTest, least_length, needle_prompts
+from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 
 def find_needles(request: EvalRequest) -> int:
@@ -43,7 +44,7 @@ def find_needles(request: EvalRequest) -> int:
     for line in (*chosen.notices, *opened.tokenizer.warnings):
         say(line)
     rows = [NeedleRow(row.label, row.spec, chosen.channel_scales) for row in rows]
-    lengths = request.needle_lengths_of(n_ctx)
+    lengths = _lengths(request, opened.tokenizer, n_ctx)
     prompts = needle_prompts(opened.tokenizer, text, lengths, request.depths, request.seed, source)
     loaded = load(opened, request.threads, request.verbose)
     test = NeedleTest(loaded, rows, prompts, chunk_of(request))
@@ -64,6 +65,20 @@ def find_needles(request: EvalRequest) -> int:
     if interrupted:
         say(f"interrupted: {len(test.cells)} of {len(prompts)} needles were asked for")
     return INTERRUPTED if interrupted else 0
+
+
+def _lengths(request: EvalRequest, tokenizer: TextTokenizer, n_ctx: int) -> list[int]:
+    """The lengths to try. Of the default ones, those without room for a needle are left out."""
+    lengths = request.needle_lengths_of(n_ctx)
+    if request.needle_lengths is not None:
+        return lengths
+    least = {length: least_length(tokenizer, length, request.depths, request.seed) for length in lengths}
+    kept = [length for length in lengths if length >= least[length]]
+    if not kept:
+        raise RequestError(f"-c: expected {least[n_ctx]} tokens or more for a needle, found {n_ctx}")
+    if left := [length for length in lengths if length not in kept]:
+        say(f"lengths of {' and '.join(map(str, left))} tokens are left out: a needle needs {least[left[-1]]}")
+    return kept
 
 
 def _rows(request: EvalRequest, layers: Sequence[LayerShape]) -> list[NeedleRow]:

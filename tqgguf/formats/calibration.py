@@ -56,11 +56,18 @@ class Calibration:
     text_sha256: str
 
 
-def write_calibration(path: str | os.PathLike[str], calibration: Calibration) -> None:
-    """Write the sidecar, or replace one; errors as `atomic.replacing`. RequestError: `path` is another kind of file."""
+def write_calibration(
+    path: str | os.PathLike[str], calibration: Calibration, *, replace_anything: bool = False
+) -> None:
+    """Write the sidecar, or replace one; errors as `atomic.replacing`.
+
+    RequestError: `path` is another kind of file or a damaged one, unless replace_anything is set, as for a place that
+    holds nothing but sidecars.
+    """
     import gguf  # lazily: reading needs no writer
 
-    check_replaceable(path)
+    if not replace_anything:
+        check_replaceable(path)
     with replacing(path) as temporary:
         writer = gguf.GGUFWriter(temporary, calibration.architecture)
         try:
@@ -85,14 +92,14 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration) ->
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """RequestError if `path` is a file that is not a calibration, as a model is: it is not to be written over."""
+    """RequestError if `path` is a file that is no calibration, or a damaged one: it is not to be written over."""
     if os.path.isfile(path) and os.path.getsize(path):
         try:
             with open_gguf(path) as file:
                 _check_type(file)
         except FormatError as error:
             raise RequestError(
-                f"{path}: exists and is no calibration, so it is not replaced; give another name"
+                f"{path}: exists and is no calibration, so it is not replaced; delete it, or give another name"
             ) from error
 
 

@@ -66,11 +66,17 @@ class CachePair:
 
 
 def parse_pairs(text: str, flag: str = "--cache-types") -> tuple[CachePair, ...]:
-    """The pairs of a comma list, each once. RequestError: none, an unknown name, half of mlx-lm's cache."""
-    pairs = [_pair(word.strip(), flag) for word in _COMMA.split(text) if word.strip()]
-    if not pairs:
-        raise RequestError(f"{flag}: expected cache types such as turbo4/turbo3,q8_0, found none")
-    return tuple(dict.fromkeys(pairs))
+    """The pairs of a comma list, each once.
+
+    RequestError: none, nothing between two commas, an unknown name, half of mlx-lm's cache.
+    """
+    words = [word.strip(" ") for word in _COMMA.split(text)]
+    if not all(words):
+        found = repr(text) if any(words) else "none"
+        raise RequestError(
+            f"{flag}: expected cache types such as turbo4/turbo3,q8_0 with commas between, found {found}"
+        )
+    return tuple(dict.fromkeys(_pair(word, flag) for word in words))
 
 
 def _pair(word: str, flag: str) -> CachePair:

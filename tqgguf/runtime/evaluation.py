@@ -42,8 +42,11 @@ def cut_windows(
     source: str = "the text",
     *,
     is_spread: bool = False,
+    flags: str = "--chunks, -c",
 ) -> NDArray[np.int64]:
     """The windows int64 [n_windows, n_ctx] of a text, one after the other, as llama-perplexity cuts them.
+
+    flags: which settle how much text is needed.
 
     is_spread: n_windows of them are spread over the text, instead of its first ones.
 
@@ -57,7 +60,7 @@ def cut_windows(
     if held < wanted:
         raise RequestError(
             f"{source} has {len(ids):,} tokens: expected at least {wanted * n_ctx:,} for "
-            f"{count_windows(wanted, n_ctx)} (--chunks, -c)"
+            f"{count_windows(wanted, n_ctx)} ({flags})"
         )
     windows = np.array(ids[: held * n_ctx], np.int64).reshape(held, n_ctx)
     windows = spread(windows, wanted) if is_spread else windows[:wanted]

@@ -57,7 +57,11 @@ def proposable_types(layers: Sequence[LayerShape]) -> Sequence[str]:
         _check(layers, TYPES)
         return TYPES
     except RequestError:
-        _check(layers, OTHER_TYPES)
+        try:
+            _check(layers, OTHER_TYPES)
+        except RequestError as error:
+            tried = f"neither {', '.join(TYPES)} nor {', '.join(OTHER_TYPES)}"
+            raise RequestError(f"no types to propose: heads can have {tried}: {error}") from None
         return OTHER_TYPES
 
 

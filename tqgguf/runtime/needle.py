@@ -94,6 +94,16 @@ def needle_prompts(
     return found
 
 
+def least_length(tokenizer: TextTokenizer, length: int, depths: Sequence[int], seed: int) -> int:
+    """Tokens of prompt and answer with one token of haystack, for the numbers that a length and these depths get."""
+    template = ChatTemplate.of(tokenizer)
+    return max(_least(tokenizer, template, depth, _number(seed, length, depth)) for depth in depths)
+
+
+def _least(tokenizer: TextTokenizer, template: ChatTemplate, depth: int, number: str) -> int:
+    return len(_encoded(tokenizer, template, "", depth, number)) + ANSWER_TOKENS + 1
+
+
 def _number(seed: int, length: int, depth: int) -> str:
     """Digits that all differ, the first not 0."""
     digits = random.Random(f"{seed}/{length}/{depth}").sample("0123456789", N_DIGITS)
@@ -111,15 +121,15 @@ def _fitted(
 ) -> list[int]:
     """The prompt with as much hay as fits into `length`; how many tokens a text has is known when it is encoded."""
     room = length - ANSWER_TOKENS
-    n_hay = room - len(_encoded(tokenizer, template, "", depth, number))
-    if n_hay < 1:
-        raise RequestError(
-            f"a needle needs more than {length - n_hay} tokens: expected a greater length, found {length}"
-        )
+    least = _least(tokenizer, template, depth, number)
+    if length < least:
+        raise RequestError(f"--needle-lengths: expected {least} tokens or more for a needle, found {length}")
+    n_hay = length - least + 1
     for _ in range(_FITTING_ROUNDS):
         if n_hay > len(hay):
             raise RequestError(
-                f"{source} has {len(hay):,} tokens: expected at least {n_hay:,} for a length of {length:,}"
+                f"{source} has {len(hay):,} tokens: expected at least {n_hay:,} for a length of {length:,} "
+                "(--needle-lengths, -c)"
             )
         ids = _encoded(tokenizer, template, tokenizer.decode(hay[:n_hay]), depth, number)
         if len(ids) <= room:
