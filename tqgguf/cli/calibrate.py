@@ -19,7 +19,7 @@ _DEFAULT = CalibrateRequest()
 
 EXAMPLES = (
     "tqgguf calibrate -m model.gguf -o model.kv-calibration.gguf    # run finds it beside the model",
-    "tqgguf calibrate -m model.gguf -f text.txt -c 512 --chunks 8 -o scale.gguf",
+    "tqgguf calibrate -m model.gguf -f text.txt -c 512 --chunks 4 -o scale.gguf",
 )
 
 

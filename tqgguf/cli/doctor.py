@@ -18,8 +18,8 @@ from tqgguf.runtime.missing_mlx import needs_mlx
 _DEFAULT = DoctorRequest()
 
 EXAMPLES = (
-    "tqgguf doctor --bpv 3.5 -c 512    # the default model on tqgguf's own text",
-    "tqgguf doctor -m model.gguf -f text.txt --json",
+    "tqgguf doctor --bpv 3.5 -c 256    # the default model on tqgguf's own text",
+    "tqgguf doctor -m model.gguf -f text.txt -c 512 --json",
 )
 
 

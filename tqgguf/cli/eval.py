@@ -20,8 +20,8 @@ from tqgguf.runtime.simulated_schemes import SCHEMES, VARIANTS
 _DEFAULT = EvalRequest()
 
 EXAMPLES = (
-    "tqgguf eval --cache-types turbo4,q4_0 -c 512 --chunks 1    # the default model on tqgguf's own text",
-    "tqgguf eval -m model.gguf -f text.txt --cache-types q8_0,turbo4/turbo3,mlx-q4 --json",
+    "tqgguf eval --cache-types turbo4,q4_0 -c 256 --chunks 1    # the default model on tqgguf's own text",
+    "tqgguf eval -m model.gguf -f text.txt -c 512 --cache-types q8_0,turbo4/turbo3,mlx-q4 --json",
 )
 
 _NEEDLE = "A needle in a haystack"
