@@ -255,6 +255,18 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_read(caps
     (tmp_path / "file").write_text("")
     status, _, err = tqgguf(capsys, "-m", "missing.gguf", "--report", str(tmp_path / "file"))
     assert status == 2 and re.search(r"--report .*file: expected a folder to write into: File exists", err)
+    (tmp_path / "eval.json").mkdir()
+    status, _, err = tqgguf(capsys, "-m", "missing.gguf", "--report", str(tmp_path))
+    assert status == 2 and err.endswith("eval.json: expected the name of a file to write, found a folder\n")
+    assert not (tmp_path / "eval.html").exists()
+
+
+@pytest.mark.parametrize(
+    "argv", [("eval", "--report"), ("calibrate", "-o"), ("run", "--kv-calibration"), ("run", "-m")]
+)
+def test_an_empty_name_of_a_file_is_refused(capsys: Any, argv: tuple[str, str]) -> None:
+    assert main([*argv, ""]) == 2
+    assert capsys.readouterr().err == f"tqgguf: error: {argv[1]}: expected a name, found an empty one\n"
 
 
 # Ctrl-C

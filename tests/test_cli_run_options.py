@@ -105,6 +105,21 @@ def test_flags_without_effect_become_notices(requested: Any) -> None:
     assert [notice.partition(":")[0] for notice in request.notices] == ["-ngl 99", "--mlock", "-fa on"]
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ("--kv-balance full", ["--kv-balance full: no effect, K is of a float type in every layer"]),
+        ("--kv-balance page -ctk f32 -ctv q8_0 --cache-exact-first 4", ["--kv-balance page: no effect, K is of"]),
+        ("--cache-exact-first 4", ["--cache-exact-first 4: no effect, K and V are of float types in every layer"]),
+        ("--kv-balance off", []),
+        ("--kv-balance full -ctk f16,0:q8_0 --cache-exact-first 4", []),
+    ],
+)
+def test_what_float_caches_leave_nothing_to_do_for_is_told(requested: Any, argv: str, told: list[str]) -> None:
+    notices = list(requested(*argv.split()).cache_notices)
+    assert len(notices) == len(told) and all(n.startswith(t) for n, t in zip(notices, told, strict=True))
+
+
 def test_the_verbs_status_is_the_programs(requested: Any) -> None:
     requested("-p", "x", status=7)
 

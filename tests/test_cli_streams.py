@@ -63,6 +63,17 @@ def test_a_full_disk_is_an_error_in_one_line(model: str) -> None:
         assert b"Exception" not in found.stderr
 
 
+def test_a_stderr_that_cannot_be_written_leaves_stdout_and_the_status_as_they_are(model: str) -> None:
+    if not Path("/dev/full").exists():
+        return  # Linux has it
+    argv = ("-m", model, "-p", "hi", "-n", "4", "-s", "1", "-ctk", "q8_0")
+    whole, found = shell("$RUN", *argv), shell("$RUN 2>/dev/full", *argv)
+    assert whole.stderr and whole.stdout
+    assert (found.returncode, found.stdout) == (0, whole.stdout)
+    assert shell("$RUN 2>/dev/full", "-m", "none.gguf", "-p", "hi").returncode == 1
+    assert shell("$RUN 2>/dev/full", "-c", "x").returncode == 2
+
+
 @pytest.mark.parametrize("env", [NO_UTF8, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}])
 def test_text_is_utf8_whatever_the_locale(model: str, env: dict[str, str]) -> None:
     argv = ("-m", model, "-p", "é👍 ", "-no-cnv", "-r", "👍", "-n", "4", "-s", "1")

@@ -119,6 +119,8 @@ def _from_environment(env: Mapping[str, str], flags: Sequence[Flag]) -> Iterable
             yield _Given(flag, opposite, (), positive=False)
         elif flag.env in env:
             value = env[flag.env]
+            if not value and "file" in flag.takes:
+                continue  # an empty variable names nothing
             if flag.takes:
                 given = _Given(flag, flag.env, (value,))
                 _check_values(given)
@@ -169,6 +171,9 @@ def _check_values(given: _Given) -> None:
                 number = math.nan
             if math.isnan(number):
                 raise RequestError(f"{given.spelled}: expected a number, found {value!r}")
+        elif kind == "file":
+            if not value:
+                raise RequestError(f"{given.spelled}: expected a name, found an empty one")
         elif kind != "text":
             _word(given.spelled, value, kind)
 
@@ -176,6 +181,6 @@ def _check_values(given: _Given) -> None:
 def _plain(given: _Given) -> list[str]:
     """The values as typer is to see them: words in their one spelling."""
     return [
-        value if kind in ("integer", "number", "text") else _word(given.spelled, value, kind)
+        value if kind in ("integer", "number", "text", "file") else _word(given.spelled, value, kind)
         for kind, value in zip(given.flag.takes, given.values, strict=True)
     ]

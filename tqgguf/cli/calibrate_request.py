@@ -26,7 +26,7 @@ _NO_CACHE = "a calibration serves every cache type, and is made with f16"
 
 CALIBRATE_FLAGS: tuple[Flag, ...] = (
     *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
-    row(Fate.IMPLEMENTED, "", "-o --output --output-file", "text", ours=True),
+    row(Fate.IMPLEMENTED, "", "-o --output --output-file", "file", ours=True),
     row(Fate.IMPLEMENTED, "", "--chunks", "integer", ours=True),
     row(Fate.REFUSED, _NO_CACHE, "-ctk --cache-type-k", "text"),
     row(Fate.REFUSED, _NO_CACHE, "-ctv --cache-type-v", "text"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from tqgguf.cli.doctor_request import LEAST_TOKENS, DoctorRequest
 from tqgguf.cli.eval_table import aligned, finite, number
-from tqgguf.cli.measuring import load, measured_text, say
-from tqgguf.cli.progress import ProgressLine
+from tqgguf.cli.measuring import load, measured_text
+from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.evaluation import cut_windows

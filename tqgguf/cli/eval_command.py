@@ -10,8 +10,8 @@ from tqgguf.cli.eval_outcome import about_model, about_program, as_text, report_
 from tqgguf.cli.eval_request import ALL_CHUNKS, DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
-from tqgguf.cli.measuring import chunk_of, load, measured_text, say
-from tqgguf.cli.progress import ProgressLine
+from tqgguf.cli.measuring import chunk_of, load, measured_text
+from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.cache_pairs import CachePair

@@ -14,7 +14,7 @@ from typing import Any
 import tqgguf
 from tqgguf.cli import eval_table
 from tqgguf.cli.eval_plots import check_plots
-from tqgguf.formats.atomic import replacing
+from tqgguf.formats.atomic import check_target, replacing
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.runtime import backends
@@ -72,6 +72,8 @@ def report_folder(name: str) -> Path:
             pass
     except OSError as error:
         raise RequestError(f"--report {folder}: expected a folder to write into: {error.strerror or error}") from None
+    for file in (PAGE_FILE, JSON_FILE, PLOT_FILE):
+        check_target(folder / file)
     return folder
 
 

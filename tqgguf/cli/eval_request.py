@@ -46,7 +46,7 @@ EVAL_FLAGS: tuple[Flag, ...] = (
     _own("--chunks", "integer"),
     _own("--like-llama"),
     _own("--no-tail"),
-    _own("--report", "text"),
+    _own("--report", "file"),
     _own("--needle"),
     _own("--needle-lengths", "text"),
     _own("--needle-depths", "text"),

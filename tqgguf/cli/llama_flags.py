@@ -29,7 +29,8 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag. `takes` holds a kind for each of its values: text, integer, number, or words separated by |."""
+    """One flag. `takes` holds a kind for each of its values: text, file (a name), integer, number,
+    or words separated by |."""
 
     names: tuple[str, ...]
     negatives: tuple[str, ...]
@@ -154,9 +155,9 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _implemented("-p --prompt", "text", sets="prompt"),
     _implemented("-sys --system-prompt", "text", sets="system prompt"),
     _accepted("the closing report always shows the timings", "--perf / --no-perf", env="PERF"),
-    _implemented("-f --file", "text", sets="prompt"),
-    _implemented("-sysf --system-prompt-file", "text", sets="system prompt"),
-    _implemented("-bf --binary-file", "text", sets="prompt"),
+    _implemented("-f --file", "file", sets="prompt"),
+    _implemented("-sysf --system-prompt-file", "file", sets="system prompt"),
+    _implemented("-bf --binary-file", "file", sets="prompt"),
     _implemented("-e --escape / --no-escape"),
     _accepted("the closing report counts the tokens", "-ptc --print-token-count", "integer"),
     _refused(_CACHE, "--prompt-cache", "text"),
@@ -255,7 +256,7 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _refused("control vectors are not supported", "--control-vector-scaled", "text"),
     _accepted("there is no control vector", "--control-vector-layer-range", "integer integer"),
     # the model
-    _implemented("-m --model", "text", env="MODEL"),
+    _implemented("-m --model", "file", env="MODEL"),
     _refused(_DOWNLOAD, "-mu --model-url", "text", env="MODEL_URL"),
     _refused(_DOWNLOAD, "-dr --docker-repo", "text", env="DOCKER_REPO"),
     _refused(_DOWNLOAD, "-hf -hfr --hf-repo", "text", env="HF_REPO"),
@@ -270,7 +271,7 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _accepted("there is no budget to run out", "--reasoning-budget-message", "text", env="THINK_BUDGET_MESSAGE"),
     _accepted(_KEPT, "--reasoning-preserve / --no-reasoning-preserve", env="REASONING_PRESERVE"),
     _implemented("--chat-template", "text", env="CHAT_TEMPLATE", sets="chat template"),
-    _implemented("--chat-template-file", "text", env="CHAT_TEMPLATE_FILE", sets="chat template"),
+    _implemented("--chat-template-file", "file", env="CHAT_TEMPLATE_FILE", sets="chat template"),
     _accepted(_AS_WRITTEN, "--skip-chat-parsing / --no-skip-chat-parsing", env="SKIP_CHAT_PARSING"),
     # messages
     _accepted("input and output are plain already", "--simple-io"),
@@ -301,7 +302,7 @@ OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--cache-exact-first --exact-prefix", "integer", ours=True),
     _implemented("--cache-preset", "|".join(PRESETS), ours=True),
     _implemented("--kv-balance", "off|page|full", ours=True),
-    _implemented("--kv-calibration", "text", ours=True),
+    _implemented("--kv-calibration", "file", ours=True),
     _implemented("--debug", ours=True),
 )
 

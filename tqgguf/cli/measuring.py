@@ -1,4 +1,4 @@
-"""What verbs that measure a model on a text share: the text, the grid, loading with progress, lines on stderr."""
+"""What verbs that measure a model on a text share: the text, the grid, loading with progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 from typing import Protocol
 
-from tqgguf.cli.progress import ProgressLine
+from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import read_text, without_last_newline
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.gguf_errors import readable, shown
@@ -29,11 +29,6 @@ class EvaluatedInChunks(Protocol):
     def n_ubatch(self) -> int: ...
     @property
     def given(self) -> Collection[str]: ...
-
-
-def say(line: str) -> None:
-    """A line on stderr."""
-    print(f"tqgguf: {line}", file=sys.stderr, flush=True)
 
 
 def measured_text(text_file: str | None) -> tuple[str, str]:

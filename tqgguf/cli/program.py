@@ -6,7 +6,6 @@ An error is one line on stderr; the exit status says whose fault it is: 1 the in
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from tqgguf.cli.calibrate import CalibrateCommand, calibrate
 from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
 from tqgguf.cli.main import INTERRUPTED
+from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
 from tqgguf.cli.verb import VerbCommand, write_examples
 from tqgguf.cli.version import print_version
@@ -39,7 +39,7 @@ class Verbs(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            _let_stdout_go()
+            let_go(sys.stdout)
             raise typer.Exit(PIPE_CLOSED) from None
 
 
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        _let_stdout_go()
+        let_go(sys.stdout)
         return PIPE_CLOSED
     except OSError as error:  # a full disk behind stdout; files that cannot be opened are errors of their own
         if debug:
@@ -116,10 +116,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"tqgguf: error: {' '.join(message.split())}", file=sys.stderr)
+    say(f"error: {' '.join(message.split())}")
     return status
-
-
-def _let_stdout_go() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush cannot fail on the closed pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,11 +1,39 @@
-"""Progress on stderr: a line that is drawn again on a terminal, and nothing but the last word elsewhere."""
+"""What goes to stderr: lines, and progress, which is drawn again on a terminal and is not shown elsewhere.
+
+What cannot be written there is dropped, for the product on stdout must not be lost with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
+from typing import TextIO
 
 REDRAW_SECONDS = 0.1
+
+
+def say(line: str) -> None:
+    """A line of the program on stderr."""
+    tell(f"tqgguf: {line}\n")
+
+
+def tell(text: str) -> None:
+    """Write to stderr. If that fails (a full disk, a closed pipe), it is nowhere from then on."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        let_go(sys.stderr)
+
+
+def let_go(stream: TextIO) -> None:
+    """Point a stream at nothing, so that the interpreter's last flush of it cannot fail as well."""
+    with contextlib.suppress(OSError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
 
 
 class ProgressLine:
@@ -23,13 +51,9 @@ class ProgressLine:
             self.drawn = now
             rate = done / max(now - self.started, 1e-9)
             left = f", {(total - done) / rate:.0f} s left" if 0 < done < total and now - self.started > 1 else ""
-            self._write(f"\r{self.task} {done / max(total, 1):4.0%} of {total:,} {self.unit}{left}\x1b[K")
+            tell(f"\r{self.task} {done / max(total, 1):4.0%} of {total:,} {self.unit}{left}\x1b[K")
 
     def end(self) -> None:
         """Leave an empty line to what comes next."""
         if self.shown:
-            self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+            tell("\r\x1b[K")

@@ -8,11 +8,11 @@ with -cnv, and a prompt can come through a pipe.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from tqgguf.cli.progress import say, tell
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 
@@ -75,7 +75,7 @@ def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
     """
     while True:
         if stdin_is_terminal:
-            print("\n> ", end="", file=sys.stderr, flush=True)
+            tell("\n> ")
         try:
             message = _read_message(stdin, request.multiline_input)
             if message is None:
@@ -90,7 +90,7 @@ def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
         except TqggufError as error:
             if not stdin_is_terminal:
                 raise
-            print(f"tqgguf: {error}; nothing was sent", file=sys.stderr)
+            say(f"{error}; nothing was sent")
             continue
         yield message
         if request.single_turn:
@@ -100,7 +100,7 @@ def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
 def _leave_prompt(stdin_is_terminal: bool) -> None:
     """Begin a new line after a "> " at which nothing was entered."""
     if stdin_is_terminal:
-        print(file=sys.stderr)
+        tell("\n")
 
 
 def process_escapes(text: str, source: str) -> str:

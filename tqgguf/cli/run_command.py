@@ -10,7 +10,7 @@ from typing import Any
 from tqgguf.cli import report
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
-from tqgguf.cli.progress import ProgressLine
+from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.block_types import PAGE_TOKENS
@@ -42,7 +42,7 @@ class _Run:
     def __init__(self, request: RunRequest, texts: Texts) -> None:
         self.request, self.texts = request, texts
         for notice in request.notices + texts.notices:
-            self.say(notice)
+            say(notice)
         opened = open_model(
             request.model or embedded_model(),
             rope_freq_base=request.rope_freq_base,
@@ -52,17 +52,17 @@ class _Run:
         n_ctx = resolve_context(config, request.n_ctx)
         shapes = config.layer_shapes()
         check_cache_types(shapes, request.cache)
+        for notice in request.cache_notices:
+            say(notice)
         chosen = choose_calibration(opened, request.calibration, request.cache.has_channel_scale(len(shapes)))
         for notice in chosen.notices:
-            self.say(notice)
+            say(notice)
         chunk = round_chunk(min(request.n_ubatch, request.n_batch))
         if chunk != request.n_ubatch and "--ubatch-size" in request.given:
-            self.say(
-                f"-ub {request.n_ubatch}: prompts are evaluated in whole pages of {PAGE_TOKENS}, so {chunk} is used"
-            )
+            say(f"-ub {request.n_ubatch}: prompts are evaluated in whole pages of {PAGE_TOKENS}, so {chunk} is used")
         self.tokenizer = opened.tokenizer
         for warning in self.tokenizer.warnings:
-            self.say(warning)
+            say(warning)
         self.conversation = self._conversation()
         self.first = self._encode(texts.prompt) if texts.prompt is not None else None
         if self.first is not None:
@@ -77,10 +77,10 @@ class _Run:
         loaded = opened.load(loading.update)
         loading.end()
         if request.verbose:
-            self.say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
-            self.say(f"device: {backends.describe()}")
+            say(f"model: {opened.path}: {config.architecture} {shown(config.name)}, {config.n_layers} layers")
+            say(f"device: {backends.describe()}")
             if chosen.path is not None:
-                self.say(f"channel scale of K: {chosen.path}")
+                say(f"channel scale of K: {chosen.path}")
         self.session = Session(
             loaded,
             request.cache,
@@ -91,9 +91,6 @@ class _Run:
         )
         self.sampler = Sampler(sampling)
         self.finish = "eog"
-
-    def say(self, line: str) -> None:
-        print(f"tqgguf: {line}", file=sys.stderr, flush=True)
 
     def _conversation(self) -> Conversation | None:
         """The chat to be held, or None where the prompt is continued as it is."""
@@ -134,7 +131,7 @@ class _Run:
                 self.conversation.answered(self._answer(ids, ""))
             except RequestError as error:
                 self.conversation.take_back()
-                self.say(str(error))
+                say(str(error))
                 if self.session.room < 1 or not (self.session.tokens or sys.stdin.isatty()):
                     return error.exit_status
             if self.request.single_turn:
@@ -187,7 +184,7 @@ class _Run:
             sys.stdout.write("\n")
             sys.stdout.flush()
         if self.finish == "context":
-            self.say(f"stopped: the context of {self.session.n_ctx} tokens is full; raise -c")
+            say(f"stopped: the context of {self.session.n_ctx} tokens is full; raise -c")
         return "".join(shown)
 
     def close(self) -> None:
@@ -196,4 +193,4 @@ class _Run:
             return
         greedy = self.request.sampling.temp <= 0
         for line in report.lines(self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy):
-            self.say(line)
+            say(line)

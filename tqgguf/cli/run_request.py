@@ -5,6 +5,7 @@ Nothing here knows typer, and nothing reads files: `prompts` turns the names of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -111,6 +112,14 @@ class RunRequest:
     def cache(self) -> CacheSpec:
         """Types, exact prefix and balance together."""
         return CacheSpec(self.type_k, self.type_v, self.exact_first, self.balance)
+
+    @property
+    def cache_notices(self) -> Iterator[str]:
+        """Of flags that the cache types leave nothing to do for."""
+        if self.balance not in (None, "off") and self.cache.has_float_k:
+            yield f"--kv-balance {self.balance}: no effect, K is of a float type in every layer"
+        if self.exact_first and not self.cache.has_blocks:
+            yield f"--cache-exact-first {self.exact_first}: no effect, K and V are of float types in every layer"
 
     def __post_init__(self) -> None:
         for name, (flag, low, high) in _RANGES.items():

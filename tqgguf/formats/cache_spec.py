@@ -79,6 +79,11 @@ class CacheSpec:
         return any(types.balance == "full" for types in self.resolve(n_layers))
 
     @property
+    def has_float_k(self) -> bool:
+        """Whether K is of a float type in every layer."""
+        return _is_float("k", self.type_k)
+
+    @property
     def has_float_v(self) -> bool:
         """Whether V is of a float type in every layer."""
         return _is_float("v", self.type_v)
@@ -86,7 +91,7 @@ class CacheSpec:
     @property
     def has_blocks(self) -> bool:
         """Whether K or V is of another type than a float one in some layer."""
-        return not (_is_float("k", self.type_k) and self.has_float_v)
+        return not (self.has_float_k and self.has_float_v)
 
     def _prefix(self, types: Iterable[str]) -> int:
         n = self.n_prefix
