@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tqgguf.cli import run_command
 from tqgguf.cli.main import main
 from tqgguf.runtime.load import embedded_model
 
@@ -156,6 +159,17 @@ def test_ctrl_c_ends_cleanly_with_what_was_generated() -> None:
     assert process.returncode == 130
     assert (first + out).decode().endswith("\n")
     assert b"interrupted" in err and b"Traceback" not in err
+
+
+def test_ctrl_c_after_the_last_piece_is_not_lost(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(run_command.Generation):
+        def pieces(self, logits: Any) -> Iterator[str]:
+            yield from super().pieces(logits)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run_command, "Generation", Interrupted)
+    status, out, err = tqgguf(capsys, "-p", "hi", "-n", "1", "--temp", "0")
+    assert status == 130 and out.strip() and "interrupted" in err
 
 
 def test_a_closed_pipe_is_quiet() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from tqgguf.formats.block_types import BLOCK_TYPES, PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_errors import shown
 
 if TYPE_CHECKING:
     from tqgguf.formats.codec import Side  # numpy is not needed to read a request
@@ -149,7 +150,7 @@ def _parse(side: str, text: str) -> tuple[str, list[tuple[int, int, str]]]:
         if match is None:
             raise RequestError(
                 f"cache type of {side.upper()}: expected LAYERS:TYPE after the comma, as in turbo3,0-1:q8_0,-1:q8_0, "
-                f"found {part!r}"
+                f"found {shown(part)}"
             )
         lo = int(match[1])
         rules.append((lo, int(match[2] or lo), match[3]))
