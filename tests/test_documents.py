@@ -21,11 +21,12 @@ from tqgguf.formats.codec import resolve_codec
 
 REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+SHOWN = README + (REPOSITORY / "docs" / "measuring.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```$", SHOWN, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -57,7 +58,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_a_command_of_the_readme_works(command: str, folder: Path) -> None:
+def test_a_command_of_the_documents_works(command: str, folder: Path) -> None:
     argv = shlex.split(command, comments=True)[1:]
     done = run(folder, sys.executable, "-m", "tqgguf.cli.main", *argv, stdin="Who are you?\n")
     assert done.returncode == 0, done.stderr
