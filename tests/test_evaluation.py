@@ -260,13 +260,27 @@ def test_an_evaluation_that_is_broken_off_keeps_whole_chunks_of_every_cache(tiny
 
     def progress(done: int, total: int) -> None:
         seen.append((done, total))
-        if len(seen) == 5:  # in the second chunk, with the first cache that is compared
+        if done == 5 * 128:  # in the second chunk, with the first cache that is compared
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         evaluation.run(progress)
     assert seen[-1] == (5 * 128, 3 * 2 * N_CTX)
     assert [result.statistics.n_tokens for result in evaluation.results()] == [128, 128, 128]
+
+
+def test_an_evaluation_can_be_broken_off_between_two_caches_that_are_scored(tiny: LoadedModel) -> None:
+    evaluation = Evaluation(tiny, rows(tiny, "turbo3,q4_0"), Plan(windows(2), chunk=128))
+    seen: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append(done)
+        if seen.count(done) == 3:  # nothing is evaluated meanwhile
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.run(progress)
+    assert [result.statistics.n_tokens for result in evaluation.results()] == [0, 0, 0]
 
 
 def test_nothing_scored_yet_is_a_result_too(tiny: LoadedModel) -> None:

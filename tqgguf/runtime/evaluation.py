@@ -168,7 +168,7 @@ class Evaluation:
         for window in self.plan.windows:
             for chunk in self.chunks(window, advance):
                 rows = np.arange(max(chunk.start, self.plan.first_scored), min(chunk.stop, len(window) - 1))
-                scored = self._score(chunk, rows, window) if len(rows) else []
+                scored = self._score(chunk, rows, window, advance) if len(rows) else []
                 for parts, scores in zip(self._parts, scored, strict=False):
                     parts.append(scores)
                 advance(chunk.stop - chunk.start)
@@ -190,8 +190,13 @@ class Evaluation:
             yield Chunk(start, stop, outputs)
             mx.clear_cache()
 
-    def _score(self, chunk: Chunk, positions: NDArray[np.int64], window: NDArray[np.int64]) -> list[TokenScores]:
-        """The scores of every candidate at `positions`, which follow each other within the chunk."""
+    def _score(
+        self, chunk: Chunk, positions: NDArray[np.int64], window: NDArray[np.int64], advance: Callable[[int], None]
+    ) -> list[TokenScores]:
+        """The scores of every candidate at `positions`, which follow each other within the chunk.
+
+        advance: called with 0 between two candidates, so that what it raises need not wait for the whole chunk.
+        """
         step = self._tile_rows(chunk)
         scored: list[list[TokenScores]] = [[] for _ in chunk.outputs]
         for at in range(0, len(positions), step):
@@ -200,6 +205,7 @@ class Evaluation:
             reference = ReferenceRows(self._logits(chunk, 0, tile), window[tile + 1])
             scored[0].append(TokenScores(tile, reference.nll(), np.zeros(n), np.ones(n, bool)))
             for index in range(1, len(chunk.outputs)):
+                advance(0)
                 scored[index].append(TokenScores(tile, *reference.compare(self._logits(chunk, index, tile))))
         return [TokenScores.joined(parts) for parts in scored]
 
