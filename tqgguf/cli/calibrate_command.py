@@ -8,10 +8,11 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from tqgguf.cli.calibrate_request import ALL_CHUNKS, CalibrateRequest
+from tqgguf.cli.calibrate_request import CalibrateRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.measuring import chunk_of, load, measured_text
 from tqgguf.cli.progress import ProgressLine, say
+from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.calibration import Calibration, check_replaceable, write_calibration
 from tqgguf.formats.calibration_files import beside, cached, make_cache_folder

@@ -5,19 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.cli.ranges import EVALUATING, check_chunks, check_ranges
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 
-ALL_CHUNKS = -1
-
-_INT32 = 2**31 - 1
-_RANGES = {
-    "n_ctx": ("-c", 0, _INT32),
-    "n_batch": ("-b", 1, _INT32),
-    "n_ubatch": ("-ub", 1, _INT32),
-    "threads": ("-t", -_INT32, _INT32),
-}
 _SHARED = {
     "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
     "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--verbose", "--debug",
@@ -60,11 +52,7 @@ class CalibrateRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, (flag, low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+        check_ranges(self, EVALUATING)
         if 0 < self.n_ctx < PAGE_TOKENS:
             raise RequestError(f"-c: expected {PAGE_TOKENS} tokens or more, whole pages, found {self.n_ctx}")
-        if self.n_chunks != ALL_CHUNKS and self.n_chunks < 1:
-            raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {self.n_chunks}")
+        check_chunks(self.n_chunks)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.cli.ranges import INT32
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 
 LEAST_TOKENS = 2 * PAGE_TOKENS
 
-_INT32 = 2**31 - 1
 _SHARED = {"--help", "--version", "--model", "--file", "--ctx-size", "--threads", "--json", "--verbose", "--debug"}
 _PROPOSED = "doctor proposes types: give it a budget with --bpv"
 
@@ -42,7 +42,7 @@ class DoctorRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.n_ctx and not LEAST_TOKENS <= self.n_ctx <= _INT32:
+        if self.n_ctx and not LEAST_TOKENS <= self.n_ctx <= INT32:
             raise RequestError(f"-c: expected {LEAST_TOKENS} tokens or more, or 0 for all, found {self.n_ctx}")
         if not 1 <= self.budget <= 32:
             raise RequestError(f"--bpv: expected 1 to 32 bits per value, found {self.budget:g}")

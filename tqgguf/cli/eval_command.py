@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tqgguf.cli.eval_outcome import about_model, about_program, as_text, report_folder, write_report
-from tqgguf.cli.eval_request import ALL_CHUNKS, DEFAULT_CHUNKS, EvalRequest
+from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.measuring import chunk_of, load, measured_text
 from tqgguf.cli.progress import ProgressLine, say
+from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.cache_pairs import CachePair

@@ -10,21 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_chunks, check_ranges
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 
-ALL_CHUNKS = -1
 DEFAULT_CHUNKS = 2
 
-_INT32 = 2**31 - 1
-_RANGES = {
-    "n_ctx": ("-c", 0, _INT32),
-    "n_batch": ("-b", 1, _INT32),
-    "n_ubatch": ("-ub", 1, _INT32),
-    "threads": ("-t", -_INT32, _INT32),
+_RANGES: Ranges = {
+    **EVALUATING,
     "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
 }
 # Of run's implemented flags, those that mean the same here; the table says what else llama.cpp's scripts may hold.
@@ -107,14 +103,10 @@ class EvalRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, (flag, low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+        check_ranges(self, _RANGES)
         if self.n_ctx == 1:
             raise RequestError("-c: expected a window of 2 tokens or more, or 0 for the model's context, found 1")
-        if self.n_chunks != ALL_CHUNKS and self.n_chunks < 1:
-            raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {self.n_chunks}")
+        check_chunks(self.n_chunks)
         parse_pairs(self.cache_types)
         self._check_needle()
 
@@ -128,14 +120,14 @@ class EvalRequest:
             if flag in self.given:
                 raise RequestError(f"{flag}: has no meaning with --needle, which asks as run does; leave one out")
         if self.needle_lengths is not None:
-            _whole_numbers("--needle-lengths", self.needle_lengths, 1, _INT32)
+            _whole_numbers("--needle-lengths", self.needle_lengths, 1, INT32)
         _whole_numbers("--needle-depths", self.needle_depths, 0, 100)
 
     def needle_lengths_of(self, n_ctx: int) -> list[int]:
         """The lengths to try in a context of n_ctx tokens. RequestError: one is longer."""
         if self.needle_lengths is None:
             return [n_ctx // 4, n_ctx // 2, n_ctx]
-        lengths = _whole_numbers("--needle-lengths", self.needle_lengths, 1, _INT32)
+        lengths = _whole_numbers("--needle-lengths", self.needle_lengths, 1, INT32)
         if max(lengths) > n_ctx:
             raise RequestError(f"--needle-lengths: expected at most -c, {n_ctx:,} tokens, found {max(lengths):,}")
         return lengths

@@ -9,19 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.sampling_params import SamplingParams
 
-_INT32 = 2**31 - 1
-_RANGES = {
-    "n_ctx": ("-c", 0, _INT32),
-    "n_predict": ("-n", -2, _INT32),
-    "n_batch": ("-b", 1, _INT32),
-    "n_ubatch": ("-ub", 1, _INT32),
-    "threads": ("-t", -_INT32, _INT32),
+_RANGES: Ranges = {
+    **EVALUATING,
+    "n_predict": ("-n", -2, INT32),
     "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
 }
 
@@ -122,10 +119,7 @@ class RunRequest:
             yield f"--cache-exact-first {self.exact_first}: no effect, K and V are of float types in every layer"
 
     def __post_init__(self) -> None:
-        for name, (flag, low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+        check_ranges(self, _RANGES)
         for flag, spec in (
             ("-ctk", CacheSpec(type_k=self.type_k)),
             ("-ctv", CacheSpec(type_v=self.type_v)),

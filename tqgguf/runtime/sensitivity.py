@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.balance import NOT_ROTATED, RopeLayout, balance_rows, page_mean
+from tqgguf.formats.balance import NOT_ROTATED, RopeLayout, centred_squares, page_mean
 from tqgguf.formats.codec import Side
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import SIDES
@@ -130,7 +130,7 @@ class _Layer:
             page = rows[:, start : start + PAGE]
             mean = page_mean(page)
             energy = (mean.astype(np.float64) ** 2).sum(axis=1)
-            rest = (balance_rows(page, mean, None).astype(np.float64) ** 2).sum(axis=(1, 2)) / PAGE
+            rest = centred_squares(page, mean).sum(axis=1) / PAGE
             self._mean_energy = self._mean_energy + energy
             self._energy = self._energy + energy + rest
             self._pages += 1

@@ -1,0 +1,37 @@
+"""What numbers flags take that several verbs have, and the one line that refuses others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tqgguf.formats.errors import RequestError
+
+INT32 = 2**31 - 1
+
+Ranges = Mapping[str, tuple[str, int, int]]
+"""By a request's field: its flag, the lowest and the highest number."""
+
+EVALUATING: Ranges = {
+    "n_ctx": ("-c", 0, INT32),
+    "n_batch": ("-b", 1, INT32),
+    "n_ubatch": ("-ub", 1, INT32),
+    "threads": ("-t", -INT32, INT32),
+}
+"""Of every verb that evaluates a model in chunks."""
+
+ALL_CHUNKS = -1
+"""--chunks: as many windows as a text gives."""
+
+
+def check_ranges(request: object, ranges: Ranges) -> None:
+    """RequestError for the first field whose number is out of its range; None is in every range."""
+    for name, (flag, low, high) in ranges.items():
+        value = getattr(request, name)
+        if value is not None and not low <= value <= high:
+            raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+
+
+def check_chunks(n_chunks: int) -> None:
+    """RequestError for a number of windows that cannot be."""
+    if n_chunks != ALL_CHUNKS and n_chunks < 1:
+        raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {n_chunks}")
