@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqgguf.cli.calibrate_request import CalibrateRequest
 from tqgguf.cli.interrupt import Interrupt
-from tqgguf.cli.measuring import chunk_of, load, measured_text
+from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.atomic import check_target
@@ -18,7 +18,7 @@ from tqgguf.formats.calibration import Calibration, check_replaceable, write_cal
 from tqgguf.formats.calibration_files import beside, cached, make_cache_folder
 from tqgguf.runtime.calibration_statistics import calibrate as calibrate_model
 from tqgguf.runtime.evaluation import count_windows, cut_windows, spread
-from tqgguf.runtime.load import OpenModel, embedded_model, open_model
+from tqgguf.runtime.load import OpenModel
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import resolve_context
 
@@ -31,11 +31,7 @@ def calibrate(request: CalibrateRequest) -> int:
     for notice in request.notices:
         say(notice)
     text, source = measured_text(request.text_file)
-    opened = open_model(
-        request.model or embedded_model(),
-        rope_freq_base=request.rope_freq_base,
-        rope_freq_scale=request.rope_freq_scale,
-    )
+    opened = open_requested(request)
     config = opened.config
     for warning in opened.tokenizer.warnings:
         say(warning)

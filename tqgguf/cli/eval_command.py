@@ -10,7 +10,7 @@ from tqgguf.cli.eval_outcome import about_model, about_program, as_text, report_
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
-from tqgguf.cli.measuring import chunk_of, load, measured_text
+from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.errors import RequestError
@@ -27,7 +27,7 @@ from tqgguf.runtime.evaluation_caches import (
     has_channel_scale,
     reference,
 )
-from tqgguf.runtime.load import OpenModel, embedded_model, open_model
+from tqgguf.runtime.load import OpenModel
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.model_config import resolve_context
 
@@ -41,11 +41,7 @@ def evaluate(request: EvalRequest) -> int:
         say(notice)
     folder = None if request.report is None else report_folder(request.report)
     text, source = measured_text(request.text_file)
-    opened = open_model(
-        request.model or embedded_model(),
-        rope_freq_base=request.rope_freq_base,
-        rope_freq_scale=request.rope_freq_scale,
-    )
+    opened = open_requested(request)
     config = opened.config
     n_ctx = resolve_context(config, request.n_ctx)
     layers = config.layer_shapes()

@@ -1,4 +1,4 @@
-"""What verbs that measure a model on a text share: the text, the grid, loading with progress."""
+"""What verbs that evaluate a model share: opening and loading it with progress, the text to measure on, the grid."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.gguf_errors import readable, shown
 from tqgguf.runtime import backends
 from tqgguf.runtime.grid import round_chunk
-from tqgguf.runtime.load import OpenModel
+from tqgguf.runtime.load import OpenModel, embedded_model, open_model
 from tqgguf.runtime.loaded_model import LoadedModel
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.texts import default_text
 
 OWN_TEXT = "tqgguf's own text"
+
+
+class NamesModel(Protocol):
+    """A request with -m and RoPE's flags."""
+
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def rope_freq_base(self) -> float: ...
+    @property
+    def rope_freq_scale(self) -> float: ...
 
 
 class EvaluatedInChunks(Protocol):
@@ -29,6 +40,15 @@ class EvaluatedInChunks(Protocol):
     def n_ubatch(self) -> int: ...
     @property
     def given(self) -> Collection[str]: ...
+
+
+def open_requested(request: NamesModel) -> OpenModel | OpenFolder:
+    """Open the model of -m, or the embedded one, with RoPE as asked for. Errors: as `open_model`."""
+    return open_model(
+        request.model or embedded_model(),
+        rope_freq_base=request.rope_freq_base,
+        rope_freq_scale=request.rope_freq_scale,
+    )
 
 
 def measured_text(text_file: str | None) -> tuple[str, str]:

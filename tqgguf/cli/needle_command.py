@@ -11,7 +11,7 @@ from tqgguf.cli.eval_outcome import about_model, about_program
 from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
-from tqgguf.cli.measuring import chunk_of, load, measured_text
+from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
@@ -19,7 +19,6 @@ from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.calibration_choice import choose_calibration
 from tqgguf.runtime.evaluation_caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
 from tqgguf.runtime.kv_settings import check_cache_types
-from tqgguf.runtime.load import embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.needle import NeedleRow, NeedleTest, least_length, needle_prompts
 from tqgguf.runtime.text_tokenizer import TextTokenizer
@@ -30,11 +29,7 @@ def find_needles(request: EvalRequest) -> int:
     for notice in request.notices:
         say(notice)
     text, source = measured_text(request.text_file)
-    opened = open_model(
-        request.model or embedded_model(),
-        rope_freq_base=request.rope_freq_base,
-        rope_freq_scale=request.rope_freq_scale,
-    )
+    opened = open_requested(request)
     n_ctx = resolve_context(opened.config, request.n_ctx)
     layers = opened.config.layer_shapes()
     rows = _rows(request, layers)

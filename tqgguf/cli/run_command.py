@@ -10,6 +10,7 @@ from typing import Any
 from tqgguf.cli import report
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
+from tqgguf.cli.measuring import open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
@@ -23,7 +24,6 @@ from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation, Session, check_prompt
 from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.kv_settings import check_cache_types
-from tqgguf.runtime.load import embedded_model, open_model
 from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
 
@@ -43,11 +43,7 @@ class _Run:
         self.request, self.texts = request, texts
         for notice in request.notices + texts.notices:
             say(notice)
-        opened = open_model(
-            request.model or embedded_model(),
-            rope_freq_base=request.rope_freq_base,
-            rope_freq_scale=request.rope_freq_scale,
-        )
+        opened = open_requested(request)
         config = opened.config
         n_ctx = resolve_context(config, request.n_ctx)
         shapes = config.layer_shapes()
