@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES, BlockType
-from tqgguf.formats.codebooks import codebook
+from tqgguf.formats.codebooks import CURRENT_GENERATION, codebook
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.formats.ggml import IQ4_NL_CODEBOOK, FloatKernel, GgmlKernel
 from tqgguf.formats.rotation import Rotation
@@ -197,19 +197,45 @@ def resolve_codec(cache_type: str, head_dim: int, side: Side, *, rotated: bool =
         sizes = _sizes(block_type)
         raise RequestError(f"cache type {cache_type} cannot hold head_dim {head_dim}: it takes {sizes}{advice}")
     if block_type.family == "turbo":
+        rotation: Rotation | None = turbo_rotation(head_dim)
+    else:
+        rotation = _ggml_rotation(head_dim, side) if block_type.family == "ggml" and rotated else None
+    return make_codec(cache_type, head_dim, rotation)
+
+
+@cache
+def make_codec(
+    cache_type: str, head_dim: int, rotation: Rotation | None, generation: int = CURRENT_GENERATION
+) -> Codec:
+    """The codec of known blocks under a rotation that is named rather than chosen, as files have it.
+
+    `head_dim` is one that the type can hold; `rotation` is turbo_rotation's for turbo types and None for float types.
+    generation: of a turbo type's codebook.
+    """
+    block_type = BLOCK_TYPES[cache_type]
+    if block_type.family == "turbo":
+        assert rotation == turbo_rotation(head_dim), f"{cache_type} of {head_dim} values has another rotation"
         group = head_dim if head_dim in _TURBO_PARTS else _TURBO_GROUP
-        rotation = Rotation(_TURBO_PARTS.get(head_dim, _TURBO_GROUP), signed=True)
-        book = codebook(block_type.bits, group)
-        kernel = TurboKernel(block_type, group, book, rotation)
+        book = codebook(block_type.bits, group, generation)
+        kernel = TurboKernel(block_type, group, book, turbo_rotation(head_dim))
         return Codec(cache_type, head_dim, group, rotation, book.values, book.boundaries, kernel)
     size = block_type.block_size
     if block_type.family == "ggml":
-        hadamard = _ggml_rotation(head_dim, side) if rotated else None
         values, boundaries = (
             (IQ4_NL_CODEBOOK.values, IQ4_NL_CODEBOOK.boundaries) if cache_type == "iq4_nl" else (None, None)
         )
-        return Codec(cache_type, head_dim, size, hadamard, values, boundaries, GgmlKernel(block_type))
+        return Codec(cache_type, head_dim, size, rotation, values, boundaries, GgmlKernel(block_type))
     return Codec(cache_type, head_dim, size, None, None, None, FloatKernel(block_type))
+
+
+def holds(cache_type: str, head_dim: int) -> bool:
+    """Whether a known type's blocks can hold head vectors of that many values."""
+    return _holds(BLOCK_TYPES[cache_type], head_dim)
+
+
+def turbo_rotation(head_dim: int) -> Rotation:
+    """The rotation of turbo types for a head size that they can hold."""
+    return Rotation(_TURBO_PARTS.get(head_dim, _TURBO_GROUP), signed=True)
 
 
 def _holds(block_type: BlockType, head_dim: int) -> bool:

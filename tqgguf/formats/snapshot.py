@@ -1,0 +1,187 @@
+"""Snapshots: tokens, the KV rows that they became, and the model they belong to, apart from any file format.
+
+Rows can be arrays, views of a mapped file or made while they are read; whoever needs them takes slices of tokens, so
+that no second copy of a cache is in memory. Files are the carriers' business (`snapshot_write`, `snapshot_read`,
+`llama_state`), caches the runtime's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tqgguf.formats.balance import NOT_ROTATED, RopeLayout
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.cache_spec import BalanceMode, LayerTypes
+from tqgguf.formats.codec import Side
+from tqgguf.formats.errors import FormatError
+from tqgguf.formats.fingerprint import Fingerprint
+from tqgguf.formats.kv_size import SIDES
+from tqgguf.formats.stored_codec import StoredCodec
+
+SLICE_BYTES = 1 << 22  # of rows that are read at a time: they stay in a core's cache on their way through
+
+
+class Rows(Protocol):
+    """Rows of blocks uint8 [n_tokens, n_kv_heads, row_bytes], interleaved as files hold them; numpy arrays are some."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, tokens: slice, /) -> NDArray[np.uint8]:
+        """A run of tokens (start and stop given, step 1): a view, or made for this call."""
+        ...
+
+
+@dataclass(frozen=True)
+class SideSnapshot:
+    """K or V of one layer.
+
+    rows: of the tokens from the layer's `start` on. tail: f16 [tokens, n_kv_heads, head_dim] of the tokens after them,
+    less than a page; rows that came in another type stay in `rows` instead, past the last page edge. prefix: f16
+    [tokens, n_kv_heads, head_dim] of the exact prefix, whose rows are zero blocks. page_means: f16 [n_pages,
+    n_kv_heads, head_dim] of whole pages. channel_scale: f32 [n_kv_heads, head_dim] once it is fixed, query_squares: f32
+    [n_kv_heads, tokens, head_dim] until then (see `runtime.kv_balance`). None: there is nothing.
+    """
+
+    codec: StoredCodec
+    rows: Rows
+    tail: NDArray[np.float16] | None = None
+    prefix: NDArray[np.float16] | None = None
+    page_means: NDArray[np.float16] | None = None
+    channel_scale: NDArray[np.float32] | None = None
+    query_squares: NDArray[np.float32] | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return self.rows.shape[0] + (0 if self.tail is None else len(self.tail))
+
+    def slices(self) -> Iterator[NDArray[np.uint8]]:
+        """All rows in slices of about SLICE_BYTES."""
+        n_tokens, n_kv_heads, row_bytes = self.rows.shape
+        step = max(1, SLICE_BYTES // max(1, n_kv_heads * row_bytes) // PAGE_TOKENS) * PAGE_TOKENS
+        for start in range(0, n_tokens, step):
+            yield self.rows[start : min(start + step, n_tokens)]
+
+
+@dataclass(frozen=True)
+class LayerSnapshot:
+    """One layer that has keys and values. layer: its number in the model. start: position of the first token held.
+
+    window: keys that a query sees (None: all). n_prefix: tokens of the exact prefix that were asked for.
+    scale_is_given: the channel scale came from a calibration, not from page 0.
+    """
+
+    layer: int
+    k: SideSnapshot
+    v: SideSnapshot
+    start: int = 0
+    window: int | None = None
+    balance: BalanceMode = "off"
+    n_prefix: int = 0
+    rope: RopeLayout = NOT_ROTATED
+    scale_is_given: bool = False
+
+    def side(self, side: Side) -> SideSnapshot:
+        return self.k if side == "k" else self.v
+
+    @property
+    def types(self) -> LayerTypes:
+        return LayerTypes(self.k.codec.cache_type, self.v.codec.cache_type, self.balance, self.n_prefix)
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.k.rows.shape[1]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """tokens: int32 [n]. n_cells: how many of them have rows (the first ones; foreign files may lack the last).
+
+    prompt_ranges: [start, end) of tokens that were evaluated as prompt, in order. chunk: the grid of positions on which
+    prompts were evaluated, in tokens. fingerprint: of the model (None: a foreign file does not say). origin: what a
+    foreign file said beyond this, by name (strings, whole numbers, truth values, or arrays of numbers).
+    """
+
+    tokens: NDArray[np.int32]
+    layers: tuple[LayerSnapshot, ...]
+    n_cells: int
+    architecture: str
+    chunk: int = 0
+    prompt_ranges: tuple[tuple[int, int], ...] = ()
+    model: str = ""
+    fingerprint: Fingerprint | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of tokens and everything that layers hold."""
+        return self.tokens.nbytes + sum(array_bytes(layer.side(side)) for layer in self.layers for side in SIDES)
+
+    def check(self) -> None:
+        """FormatError for parts that do not fit together: what a carrier would not read back."""
+        for layer in self.layers:
+            for side in SIDES:
+                for problem in side_problems(layer, side, self.n_cells):
+                    raise FormatError(f"layer {layer.layer}, {side.upper()}: {problem}")
+        if not 0 <= self.n_cells <= len(self.tokens):
+            raise FormatError(f"expected rows of at most {len(self.tokens)} tokens, found {self.n_cells}")
+        end = 0
+        for first, last in self.prompt_ranges:
+            if not end <= first < last <= len(self.tokens):
+                raise FormatError(
+                    f"expected ranges of prompt in order, up to token {len(self.tokens)}, found {first} to {last}"
+                )
+            end = last
+
+
+def array_bytes(side: SideSnapshot) -> int:
+    """Bytes of everything that a side holds."""
+    arrays = (side.tail, side.prefix, side.page_means, side.channel_scale, side.query_squares)
+    n_tokens, n_kv_heads, row_bytes = side.rows.shape
+    return n_tokens * n_kv_heads * row_bytes + sum(array.nbytes for array in arrays if array is not None)
+
+
+def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[str]:
+    """What does not fit together about one side, in words."""
+    held = layer.side(side)
+    codec, n_tokens = held.codec, held.n_tokens
+    problem = codec.problem()
+    if problem is not None:
+        yield problem
+        return
+    heads, dim, start = layer.n_kv_heads, codec.head_dim, layer.start
+    if held.rows.shape[1:] != (heads, codec.row_bytes):
+        yield f"expected rows of {heads} heads of {codec.row_bytes} bytes, found {held.rows.shape[1:]}"
+    if start + n_tokens != n_cells:
+        yield f"expected rows of the tokens from {start} up to {n_cells}, found {n_tokens}"
+    end = start + held.rows.shape[0]
+    if held.tail is not None and (codec.is_float or end % PAGE_TOKENS or len(held.tail) >= PAGE_TOKENS):
+        yield f"expected a tail shorter than a page after a page of blocks, found {len(held.tail)} tokens after {end}"
+    n_pages = end // PAGE_TOKENS - -(-start // PAGE_TOKENS)
+    balanced = side == "k" and layer.balance != "off" and not codec.is_float
+    has_prefix = not codec.is_float and start == 0
+    scaled = balanced and layer.balance == "full"
+    expected: dict[str, tuple[tuple[int, ...] | None, Any]] = {
+        "tail": ((0 if held.tail is None else len(held.tail), heads, dim), np.float16),
+        "prefix": ((min(layer.n_prefix, n_cells) if has_prefix else 0, heads, dim), np.float16),
+        "page_means": ((n_pages if balanced else 0, heads, dim), np.float16),
+    }
+    if held.channel_scale is not None or (scaled and n_pages):
+        expected["channel_scale"] = ((heads, dim) if scaled else None, np.float32)
+    if held.query_squares is not None:
+        open_scale = scaled and held.channel_scale is None and held.query_squares.ndim == 3
+        squares = (heads, held.query_squares.shape[1], dim) if open_scale else None
+        expected["query_squares"] = (squares, np.float32)
+    for name, (shape, dtype) in expected.items():
+        array = getattr(held, name)
+        if array is None and shape is not None and 0 in shape:
+            continue
+        if shape is None or array is None or array.shape != shape or array.dtype != dtype:
+            found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+            wanted = "none" if shape is None else f"{np.dtype(dtype)} {list(shape)}"
+            yield f"{name}: expected {wanted}, found {found}"
