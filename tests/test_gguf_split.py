@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from gguf_builder import I32, STRING, U16, Typed, build_gguf, quantised, write_split
 
-from tqgguf.formats.gguf_errors import DEFECTS, GgufError
+from tqgguf.formats.gguf_errors import GgufError
 from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.rules import RULES
 
 METADATA = {"general.architecture": "llama", "llama.block_count": 2, "tokenizer.ggml.tokens": ["a", "b"]}
 TENSORS = {
@@ -153,9 +154,9 @@ DAMAGED: dict[str, tuple[Callable[[list[Path]], Path], str, str, str]] = {
     "a shard is missing": (remove, "split-missing", THIRD, f"split into 3 files, and {SECOND} is missing beside"),
     "two shards are missing": (remove_two, "split-missing", THIRD, f"{FIRST} and 1 more is missing"),
     "the named shard was renamed": (rename, "split-name", "second.gguf", "it is shard 2 of 3, expected a name"),
-    "two shards changed names": (swap, "split-disagrees", SECOND, "split.no is 2, expected 1"),
+    "two shards changed names": (swap, "split-number", SECOND, "split.no is 2, expected 1"),
     "the named shard changed its name": (swap_and_name_the_swapped, "split-name", SECOND, "it is shard 3 of 3"),
-    "a shard is a copy of another": (duplicate, "split-disagrees", THIRD, "split.no is 1, expected 2"),
+    "a shard is a copy of another": (duplicate, "split-number", THIRD, "split.no is 1, expected 2"),
     "a whole model has a shard's name": (whole_model_under_a_shard_name, "split-name", FIRST, "give it another name"),
     "counts disagree": (rewrite(1, **split_keys(1, count=4)), "split-disagrees", SECOND, "is 4, expected 3"),
     "tensor counts disagree": (
@@ -167,14 +168,14 @@ DAMAGED: dict[str, tuple[Callable[[list[Path]], Path], str, str, str]] = {
     "shards of two models": (
         rewrite(1, **{"general.architecture": "qwen2"}), "split-disagrees", SECOND, "'qwen2', expected 'llama'",
     ),
-    "a shard has no number": (rewrite(1, **{"split.no": None}), "metadata-missing", SECOND, "split.no is missing"),
-    "a shard is no shard": (rewrite(1, **{"split.count": None}), "metadata-missing", SECOND, "split.count is missing"),
-    "number as text": (rewrite(1, **{"split.no": "1"}), "metadata-type", SECOND, "split.no is STRING '1'"),
-    "number below zero": (rewrite(0, **{"split.no": -1}), "metadata-type", FIRST, "split.no is I32 -1"),
+    "a shard has no number": (rewrite(1, **{"split.no": None}), "split-key", SECOND, "split.no is missing"),
+    "a shard is no shard": (rewrite(1, **{"split.count": None}), "split-key", SECOND, "split.count is missing"),
+    "number as text": (rewrite(1, **{"split.no": "1"}), "split-key", SECOND, "split.no is STRING '1'"),
+    "number below zero": (rewrite(0, **{"split.no": -1}), "split-key", FIRST, "split.no is I32 -1"),
     "number beyond the count": (rewrite(0, **{"split.no": 3}), "split-disagrees", FIRST, "split.no is 3 and split"),
-    "count as texts": (rewrite(0, **{"split.count": Typed(STRING, ["3"])}), "metadata-type", FIRST, "is ARRAY of"),
+    "count as texts": (rewrite(0, **{"split.count": Typed(STRING, ["3"])}), "split-key", FIRST, "is ARRAY of"),
     "absurd count": (rewrite(0, **{"split.count": 1 << 40}), "over-limit", FIRST, "split.count is 1099511627776"),
-    "a later shard is cut": (cut, "truncated", THIRD, "truncated in the tensor data"),
+    "a later shard is cut": (cut, "truncated-data", THIRD, "truncated in the tensor data"),
 }  # fmt: skip
 
 
@@ -190,4 +191,4 @@ def test_a_damaged_set_names_the_file_at_fault(case: str, paths: list[Path]) -> 
 
 
 def test_every_defect_of_a_set_has_a_case() -> None:
-    assert {code for code in DEFECTS if code.startswith("split-")} <= {code for _, code, _, _ in DAMAGED.values()}
+    assert {code for code in RULES if code.startswith("split-")} <= {code for _, code, _, _ in DAMAGED.values()}

@@ -20,8 +20,10 @@ U64: Final = struct.Struct("<Q")
 
 class Cursor:
     """Reads the little-endian values of `buffer` in order. `what` names the thing being read, `at` the offset to report
-    where that is not the cursor's own `position`.
+    where that is not the cursor's own `position`. `truncated` is the rule that a file breaks which ends here.
     """
+
+    truncated = "truncated-header"
 
     def __init__(self, buffer: Buffer, path: str) -> None:
         self.buffer = buffer
@@ -40,17 +42,17 @@ class Cursor:
         """Demands that `n_bytes` are left."""
         if n_bytes > self.left:
             raise self.error(
-                "truncated",
+                self.truncated,
                 f"truncated in {what}: it needs {n_bytes} bytes and {self.left} are left "
                 f"(expected a file of at least {self.position + n_bytes} bytes, found {self.size}); "
                 "the download is incomplete or the file is damaged",
                 at,
             )
 
-    def limit(self, count: int, maximum: int, what: str, at: int) -> None:
+    def limit(self, count: int, maximum: int, what: str, at: int, code: str = "over-limit") -> None:
         """Demands that a count or length just read is not absurd."""
         if count > maximum:
-            raise self.error("over-limit", f"{what} is {count}, expected at most {maximum}; the file is damaged", at)
+            raise self.error(code, f"{what} is {count}, expected at most {maximum}; the file is damaged", at)
 
     def u32(self, what: str) -> int:
         self.need(4, what)
@@ -64,11 +66,11 @@ class Cursor:
         self.position += 8
         return value
 
-    def text(self, what: str, maximum: int) -> str:
+    def text(self, what: str, maximum: int, too_long: str = "over-limit") -> str:
         """A string of at most `maximum` bytes. Bytes that are not UTF-8 become lone surrogates (`surrogateescape`)."""
         at = self.position
         n_bytes = self.u64(f"the length of {what}")
-        self.limit(n_bytes, maximum, f"the length of {what}", at)
+        self.limit(n_bytes, maximum, f"the length of {what}", at, too_long)
         self.need(n_bytes, what, at)
         start = self.position
         self.position += n_bytes

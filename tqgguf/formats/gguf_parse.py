@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,20 +53,34 @@ SCALARS = {
     ValueType.F64: struct.Struct("<d"),
 }
 
-# What people hand over instead of a model, by its first bytes.
-OTHER_FILES: tuple[tuple[bytes, str], ...] = (
-    (b"version https://git-lfs", "a Git LFS pointer: the model itself was not downloaded; run `git lfs pull`"),
-    (b"<!doctype html", "an HTML page: a download saved a web page instead of the model"),
-    (b"<html", "an HTML page: a download saved a web page instead of the model"),
-    (b"<?xml", "an XML page: a download saved an error page instead of the model"),
-    (b"pk\x03\x04", "a zip archive (or a PyTorch checkpoint); convert the model to GGUF first"),
-    (b"\x1f\x8b", "compressed with gzip; unpack it first"),
-    (b"lmgg", "an old GGML file; convert the original model to GGUF again"),
-    (b"fmgg", "an old GGML file (ggmf); convert the original model to GGUF again"),
-    (b"tjgg", "an old GGML file (ggjt); convert the original model to GGUF again"),
-    (b"nsgg", "a llama.cpp session file, which holds a prompt cache and no model"),
-    (b"qsgg", "a llama.cpp sequence file, which holds a prompt cache and no model"),
-    (b"{", "JSON text; a download may have saved an error message instead of the model"),
+
+class OtherFile(NamedTuple):
+    """What people hand over instead of a model: its first bytes, the rule it breaks, what it is in words."""
+
+    prefix: bytes
+    code: str
+    what: str
+
+
+OTHER_FILES: tuple[OtherFile, ...] = (
+    OtherFile(
+        b"version https://git-lfs",
+        "lfs-pointer",
+        "a Git LFS pointer: the model itself was not downloaded; run `git lfs pull`",
+    ),
+    OtherFile(b"<!doctype html", "html-page", "an HTML page: a download saved a web page instead of the model"),
+    OtherFile(b"<html", "html-page", "an HTML page: a download saved a web page instead of the model"),
+    OtherFile(b"<?xml", "html-page", "an XML page: a download saved an error page instead of the model"),
+    OtherFile(
+        b"pk\x03\x04", "other-format", "a zip archive (or a PyTorch checkpoint); convert the model to GGUF first"
+    ),
+    OtherFile(b"\x1f\x8b", "other-format", "compressed with gzip; unpack it first"),
+    OtherFile(b"lmgg", "other-format", "an old GGML file; convert the original model to GGUF again"),
+    OtherFile(b"fmgg", "other-format", "an old GGML file (ggmf); convert the original model to GGUF again"),
+    OtherFile(b"tjgg", "other-format", "an old GGML file (ggjt); convert the original model to GGUF again"),
+    OtherFile(b"nsgg", "other-format", "a llama.cpp session file, which holds a prompt cache and no model"),
+    OtherFile(b"qsgg", "other-format", "a llama.cpp sequence file, which holds a prompt cache and no model"),
+    OtherFile(b"{", "other-format", "JSON text; a download may have saved an error message instead of the model"),
 )
 
 
@@ -126,10 +140,12 @@ def parse(buffer: Buffer, path: str) -> ParsedGguf:
     n_tensors = cursor.u64("the header (tensor count)")
     at_entries = cursor.position
     n_entries = cursor.u64("the header (metadata count)")
+    cursor.truncated = "truncated-metadata"
     cursor.limit(n_tensors, MAX_TENSORS, "the tensor count", at=at_tensors)
     cursor.limit(n_entries, MAX_METADATA_ENTRIES, "the metadata count", at=at_entries)
     cursor.need(n_entries * MIN_ENTRY_BYTES, f"the metadata ({n_entries} entries)", at=at_entries)
     entries = tuple(_entries(cursor, n_entries))
+    cursor.truncated = "truncated-tensors"
     cursor.need(n_tensors * MIN_TENSOR_BYTES, f"the tensor list ({n_tensors} tensors)")
     tensors = tuple(_tensor(cursor, i) for i in range(n_tensors))
     return ParsedGguf(path, cursor.size, version, entries, tensors, cursor.position)
@@ -138,7 +154,7 @@ def parse(buffer: Buffer, path: str) -> ParsedGguf:
 def _check_magic(cursor: Cursor) -> None:
     head = cursor.buffer[:512]
     if not head:
-        raise cursor.error("not-gguf", "the file is empty (0 bytes)")
+        raise cursor.error("empty-file", "the file is empty (0 bytes)")
     if head[:4] == MAGIC:
         cursor.position = 4
         return
@@ -146,17 +162,17 @@ def _check_magic(cursor: Cursor) -> None:
         cursor.need(4, "the magic")
     # safetensors: u64 length of a JSON header, then the header itself. First, as that length may look like any text.
     if head[8:10] == b'{"' and U64.unpack_from(head)[0] < 1 << 32:
-        raise cursor.error("not-gguf", "expected a GGUF file, found a safetensors file; name its folder instead")
-    what = other_kind(head)
-    if what is not None:
-        raise cursor.error("not-gguf", f"expected a GGUF file, found {what}")
+        raise cursor.error("other-format", "expected a GGUF file, found a safetensors file; name its folder instead")
+    other = other_kind(head)
+    if other is not None:
+        raise cursor.error(other.code, f"expected a GGUF file, found {other.what}")
     raise cursor.error("not-gguf", f"expected a file that begins with {MAGIC!r}, found {head[:4]!r}")
 
 
-def other_kind(head: bytes) -> str | None:
-    """What a file that begins so is in words, if it is of a kind that is often taken for a model."""
+def other_kind(head: bytes) -> OtherFile | None:
+    """What a file that begins so is, if it is of a kind that is often taken for a model."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    return next((what for prefix, what in OTHER_FILES if text.startswith(prefix)), None)
+    return next((other for other in OTHER_FILES if text.startswith(other.prefix)), None)
 
 
 def _version(cursor: Cursor) -> int:
@@ -171,20 +187,23 @@ def _version(cursor: Cursor) -> int:
             "convert it with `gguf-convert-endian FILE little`"
         )
         raise cursor.error("big-endian", message, at)
+    code = "version"
     if 0 < version < VERSION:
+        code = "version-old"
         advice = "rewrite it with a current llama.cpp (`llama-quantize IN OUT COPY`) or convert the model again"
     elif version > VERSION:
+        code = "version-new"
         advice = "it was written by newer software than this"
     else:
         advice = "the file is damaged"
-    raise cursor.error("version", f"expected GGUF version {VERSION}, found version {version}; {advice}", at)
+    raise cursor.error(code, f"expected GGUF version {VERSION}, found version {version}; {advice}", at)
 
 
 def _entries(cursor: Cursor, n_entries: int) -> Iterator[Entry]:
     inner_arrays = InnerArrays()
     for i in range(n_entries):
         offset = cursor.position
-        key = cursor.text(f"metadata key {i}", MAX_KEY_BYTES)
+        key = cursor.text(f"metadata key {i}", MAX_KEY_BYTES, "key-length")
         what = f"the metadata (key {shown(key)})"
         value_type = _value_type(cursor, cursor.u32(what), what)
         value_offset = cursor.position
@@ -313,7 +332,8 @@ def _tensor(cursor: Cursor, i: int) -> TensorRecord:
     cursor.position = offset
     if name_bytes > MAX_TENSOR_NAME_BYTES:
         raise cursor.error(
-            "tensor-name", f"the name of tensor {i} has {name_bytes} bytes, expected at most {MAX_TENSOR_NAME_BYTES}"
+            "tensor-name-length",
+            f"the name of tensor {i} has {name_bytes} bytes, expected at most {MAX_TENSOR_NAME_BYTES}",
         )
     name = cursor.text(f"the tensor list (name {i})", MAX_TENSOR_NAME_BYTES)
     what = f"the tensor list (tensor {shown(name)})"

@@ -77,10 +77,10 @@ def _keys(parsed: ParsedGguf) -> Iterator[GgufError]:
     first: dict[str, Entry] = {}
     for i, entry in enumerate(parsed.entries):
         if not entry.key:
-            yield GgufError("key", parsed.path, f"metadata key {i} is empty", offset=entry.offset)
+            yield GgufError("key-empty", parsed.path, f"metadata key {i} is empty", offset=entry.offset)
         if not is_utf8(entry.key):
             yield GgufError(
-                "key", parsed.path, f"metadata key {i} is not UTF-8: {shown(entry.key)}", offset=entry.offset
+                "key-utf8", parsed.path, f"metadata key {i} is not UTF-8: {shown(entry.key)}", offset=entry.offset
             )
         if entry.key in first:
             before = first[entry.key].offset
@@ -95,7 +95,7 @@ def _alignment(parsed: ParsedGguf) -> Iterator[GgufError]:
         return
     if entry.type.value is not ValueType.U32:
         message = f"{ALIGNMENT_KEY} is {entry.type}, expected U32"
-        yield GgufError("alignment", parsed.path, message, offset=entry.value_offset)
+        yield GgufError("alignment-type", parsed.path, message, offset=entry.value_offset)
     elif entry.value.bit_count() != 1 or entry.value > MAX_ALIGNMENT:
         message = f"{ALIGNMENT_KEY} is {entry.value}, expected a power of two up to {MAX_ALIGNMENT}"
         yield GgufError("alignment", parsed.path, message, offset=entry.value_offset)
@@ -105,10 +105,10 @@ def _names(parsed: ParsedGguf) -> Iterator[GgufError]:
     first: dict[str, TensorRecord] = {}
     for i, tensor in enumerate(parsed.tensors):
         if not tensor.name:
-            yield GgufError("tensor-name", parsed.path, f"the name of tensor {i} is empty", offset=tensor.offset)
+            yield GgufError("tensor-name-empty", parsed.path, f"the name of tensor {i} is empty", offset=tensor.offset)
         if not is_utf8(tensor.name):
             message = f"the name of tensor {i} is not UTF-8: {shown(tensor.name)}"
-            yield GgufError("tensor-name", parsed.path, message, offset=tensor.offset)
+            yield GgufError("tensor-name-utf8", parsed.path, message, offset=tensor.offset)
         if tensor.name in first:
             before = first[tensor.name].offset
             message = f"tensor {shown(tensor.name)} occurs twice in the tensor list, first at byte {before}"
@@ -122,7 +122,7 @@ def _shapes(parsed: ParsedGguf) -> Iterator[GgufError]:
         for i, dim in enumerate(tensor.dims):
             if dim > MAX_SIZE:
                 message = f"{what} has a dimension of {dim}, expected less than 2^63"
-                yield GgufError("dimensions", parsed.path, message, offset=tensor.dims_offset + 8 * i)
+                yield GgufError("dimension-size", parsed.path, message, offset=tensor.dims_offset + 8 * i)
         # a zero dimension is legal, but the others must still fit together: numpy and ggml multiply them
         values = math.prod(filter(None, tensor.dims))
         if values > MAX_SIZE:
@@ -141,29 +141,42 @@ def _shapes(parsed: ParsedGguf) -> Iterator[GgufError]:
             yield GgufError("block", parsed.path, message, offset=tensor.dims_offset)
         elif -(-values // ggml_type.block_size) * ggml_type.block_bytes > MAX_SIZE:
             message = f"{what} and type {ggml_type.name} overflows: it has 2^63 bytes or more"
-            yield GgufError("overflow", parsed.path, message, offset=tensor.dims_offset)
+            yield GgufError("byte-overflow", parsed.path, message, offset=tensor.dims_offset)
 
 
 def _extents(parsed: ParsedGguf) -> Iterator[GgufError]:
     start, unit = data_start(parsed), alignment(parsed)
+    due: int | None = 0  # where llama.cpp expects the next tensor; None behind one of unknown size
     for tensor in parsed.tensors:
-        what = f"tensor {shown(tensor.name)} ({ggml_type_name(tensor.type_id)})"
-        if tensor.data_offset % unit:
-            message = f"{what} has offset {tensor.data_offset}, expected a multiple of the alignment {unit}"
-            yield GgufError("offset", parsed.path, message, offset=tensor.offset_offset)
+        offset, at, name = tensor.data_offset, tensor.offset_offset, tensor.name
+        what = f"tensor {shown(name)} ({ggml_type_name(tensor.type_id)})"
+        if offset % unit:
+            wanted = f"a multiple of the alignment {unit}"
+            message = f"{what} has offset {offset}, expected {wanted}"
+            yield GgufError(
+                "offset-unaligned", parsed.path, message, offset=at, tensor=name, expected=wanted, found=offset
+            )
         # an unknown type's size is unknown too: all that can be said is where its data would begin
-        begin, size = start + tensor.data_offset, n_bytes(tensor)
+        size = n_bytes(tensor)
+        begin = start + offset
         end = begin + (size or 0)
         if end > MAX_SIZE:
-            message = f"{what} has offset {tensor.data_offset}: its end does not fit in 63 bits"
-            yield GgufError("offset", parsed.path, message, offset=tensor.offset_offset)
+            message = f"{what} has offset {offset}: its end does not fit in 63 bits"
+            yield GgufError("offset-overflow", parsed.path, message, offset=at, tensor=name, found=offset)
         # without any data, even the padding before the data section may be left out
         elif end > (parsed.size if size != 0 else max(parsed.size, start)):
+            is_due = due in (None, offset)
             message = (
-                f"truncated in the tensor data: {what} lies at bytes {begin} to {end}, expected a file of at least "
-                f"{end} bytes, found {parsed.size}; the download is incomplete or the file is damaged"
+                f"{'truncated in the tensor data: ' if is_due else ''}{what} lies at bytes {begin} to {end}, expected "
+                f"a file of at least {end} bytes, found {parsed.size}; the download is incomplete or the file is "
+                "damaged"
             )
-            yield GgufError("truncated", parsed.path, message, offset=tensor.offset_offset)
+            code = "truncated-data" if is_due else "tensor-past-end"
+            wanted = f"a file of at least {end} bytes"
+            yield GgufError(
+                code, parsed.path, message, offset=at, tensor=name, expected=wanted, found=f"{parsed.size} bytes"
+            )
+        due = None if due is None or size is None else due + -(-size // unit) * unit
 
 
 def _overlaps(parsed: ParsedGguf) -> Iterator[GgufError]:
@@ -181,4 +194,5 @@ def _overlaps(parsed: ParsedGguf) -> Iterator[GgufError]:
                 f"tensors {shown(before.name)} and {shown(tensor.name)} overlap: the first ends at byte {start + end}, "
                 f"the second begins at byte {start + begin}"
             )
-            yield GgufError("overlap", parsed.path, message, offset=tensor.offset_offset)
+            at = tensor.offset_offset
+            yield GgufError("tensor-overlap", parsed.path, message, offset=at, tensor=tensor.name)

@@ -66,7 +66,8 @@ def check_set(files: list[ParsedGguf]) -> None:
     """Demands that the files of a set, in the order of their names, are one model."""
     first = files[0]
     for index, parsed in enumerate(files):
-        _same(parsed, NUMBER_KEY, index, "its place in the set by its name; is it a renamed copy of another shard?")
+        by_name = "its place in the set by its name; is it a renamed copy of another shard?"
+        _same(parsed, NUMBER_KEY, index, by_name, "split-number")
         _same(parsed, COUNT_KEY, len(files), "as the other shards say")
         _same(parsed, TENSORS_KEY, _count(first, TENSORS_KEY), f"as {os.path.basename(first.path)} says")
         architecture = _find(parsed, ARCHITECTURE_KEY)
@@ -99,15 +100,15 @@ def _offset(parsed: ParsedGguf, key: str) -> int | None:
 def _count(parsed: ParsedGguf, key: str) -> int:
     entry = _find(parsed, key)
     if entry is None:
-        raise GgufError("metadata-missing", parsed.path, f"it is a shard of a split model, but {key} is missing")
+        raise GgufError("split-key", parsed.path, f"it is a shard of a split model, but {key} is missing")
     if entry.type.value not in INTEGER_TYPES or entry.value < 0:
         message = f"{key} is {entry.type} {shown(entry.value)}, expected an integer >= 0"
-        raise GgufError("metadata-type", parsed.path, message, offset=entry.value_offset)
+        raise GgufError("split-key", parsed.path, message, offset=entry.value_offset)
     return int(entry.value)
 
 
-def _same(parsed: ParsedGguf, key: str, expected: int, why: str) -> None:
+def _same(parsed: ParsedGguf, key: str, expected: int, why: str, code: str = "split-disagrees") -> None:
     found = _count(parsed, key)
     if found != expected:
         message = f"{key} is {found}, expected {expected}, {why}"
-        raise GgufError("split-disagrees", parsed.path, message, offset=_offset(parsed, key))
+        raise GgufError(code, parsed.path, message, offset=_offset(parsed, key))

@@ -146,9 +146,9 @@ def _check_weights(folder: Path) -> None:
             raise FormatError(f"{path}: expected a safetensors file, found none of the regular kind")
         with contextlib.suppress(OSError), path.open("rb") as file:
             head = file.read(64)
-            what = None if head[8:9] == b"{" else other_kind(head)
-            if what is not None:
-                raise FormatError(f"{path}: expected a safetensors file, found {what}")
+            other = None if head[8:9] == b"{" else other_kind(head)
+            if other is not None:
+                raise FormatError(f"{path}: expected a safetensors file, found {other.what}")
 
 
 def _open_lazily(folder: Path, model_type: str) -> Any:
