@@ -11,6 +11,7 @@ import struct
 from typing import Final
 
 from tqgguf.formats.gguf_errors import GgufError
+from tqgguf.formats.rules import DefectError
 
 Buffer = bytes | mmap.mmap
 
@@ -20,10 +21,12 @@ U64: Final = struct.Struct("<Q")
 
 class Cursor:
     """Reads the little-endian values of `buffer` in order. `what` names the thing being read, `at` the offset to report
-    where that is not the cursor's own `position`. `truncated` is the rule that a file breaks which ends here.
+    where that is not the cursor's own `position`. `truncated` is the rule that a file breaks which ends here, `failure`
+    the error of files of this kind.
     """
 
     truncated = "truncated-header"
+    failure: type[DefectError] = GgufError
 
     def __init__(self, buffer: Buffer, path: str) -> None:
         self.buffer = buffer
@@ -35,8 +38,11 @@ class Cursor:
     def left(self) -> int:
         return self.size - self.position
 
-    def error(self, code: str, message: str, at: int | None = None) -> GgufError:
-        return GgufError(code, self.path, message, offset=self.position if at is None else at)
+    def error(
+        self, code: str, message: str, at: int | None = None, expected: object = None, found: object = None
+    ) -> DefectError:
+        offset = self.position if at is None else at
+        return self.failure(code, self.path, message, offset=offset, expected=expected, found=found)
 
     def need(self, n_bytes: int, what: str, at: int | None = None) -> None:
         """Demands that `n_bytes` are left."""
@@ -47,12 +53,15 @@ class Cursor:
                 f"(expected a file of at least {self.position + n_bytes} bytes, found {self.size}); "
                 "the download is incomplete or the file is damaged",
                 at,
+                f"{n_bytes} bytes",
+                f"{self.left} bytes left",
             )
 
     def limit(self, count: int, maximum: int, what: str, at: int, code: str = "over-limit") -> None:
         """Demands that a count or length just read is not absurd."""
         if count > maximum:
-            raise self.error(code, f"{what} is {count}, expected at most {maximum}; the file is damaged", at)
+            message = f"{what} is {count}, expected at most {maximum}; the file is damaged"
+            raise self.error(code, message, at, f"at most {maximum}", count)
 
     def u32(self, what: str) -> int:
         self.need(4, what)

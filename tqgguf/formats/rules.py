@@ -13,11 +13,12 @@ from typing import Final
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.rule import ERROR, Rule
 from tqgguf.formats.rules_gguf import GGUF_RULES
+from tqgguf.formats.rules_llama import LLAMA_RULES
 from tqgguf.formats.rules_model import BELONGING_RULES, CALIBRATION_RULES, MODEL_RULES, SAFETENSORS_RULES
 
 RULES: Final[dict[str, Rule]] = {
     rule.name: rule
-    for rules in (GGUF_RULES, MODEL_RULES, SAFETENSORS_RULES, BELONGING_RULES, CALIBRATION_RULES)
+    for rules in (GGUF_RULES, MODEL_RULES, LLAMA_RULES, SAFETENSORS_RULES, BELONGING_RULES, CALIBRATION_RULES)
     for rule in rules
 }
 
