@@ -10,10 +10,7 @@ a process that reads a mapped page that is no longer there.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
@@ -29,6 +26,7 @@ from tqgguf.formats.gguf_metadata import MetadataAccess
 from tqgguf.formats.gguf_parse import ParsedGguf, parse
 from tqgguf.formats.gguf_split import check_set, shard_paths
 from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
+from tqgguf.formats.mapped_file import map_file, release
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class GGUFFile(MetadataAccess):
     """A GGUF model, merged from its shards if it is split. Made by `open_gguf`; a context manager.
 
     path: the file that was named, paths: all shards in order (one for a file that is not split).
-    version, alignment (bytes) and metadata are the first shard's. Metadata values are int, float, bool and str; arrays
+    version, alignment (bytes), data_start (offset of the data section) and metadata are the first shard's. Metadata values are int, float, bool and str; arrays
     of numbers are read-only numpy arrays of the file's type that may be unaligned, arrays of strings are lists, and
     arrays of arrays lists of either. Bytes of strings that are not UTF-8 are kept as surrogates (`surrogateescape`);
     `text` and `texts` refuse them.
@@ -67,6 +65,7 @@ class GGUFFile(MetadataAccess):
         self.paths = paths
         self.version = files[0].version
         self.alignment = gguf_rules.alignment(files[0])
+        self.data_start = gguf_rules.data_start(files[0])
         self._entries = {entry.key: entry for entry in files[0].entries}
         self.metadata: Mapping[str, Any] = MappingProxyType({entry.key: entry.value for entry in files[0].entries})
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
@@ -108,11 +107,17 @@ class GGUFFile(MetadataAccess):
         row_bytes = info.shape[-1] // ggml_type.block_size * ggml_type.block_bytes
         return raw.reshape(*info.shape[:-1], row_bytes)
 
+    def bytes_of(self, shard: int) -> memoryview:
+        """All bytes of one of `paths`, a read-only view. TqggufError if the file is closed."""
+        if self._buffers is None:
+            raise TqggufError(f"{self.path}: its bytes were asked for after the file was closed")
+        return memoryview(self._buffers[shard])
+
     def close(self) -> None:
         """Lets go of the file, at once or with the last array handed out (see the module's docstring). Idempotent."""
         buffers, self._buffers = self._buffers or [], None
         for buffer in buffers:
-            _release(buffer)
+            release(buffer)
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -133,20 +138,20 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     or not readable.
     """
     name = os.fsdecode(path)
-    buffers: list[Buffer] = [_map(name)]
+    buffers: list[Buffer] = [map_file(name, "a GGUF file")]
     try:
         files = [_parse_sound(buffers[0], name)]
         paths, index = shard_paths(files[0])
         if len(paths) > 1:
             mapped, parsed = buffers.pop(), files.pop()
             for i, shard in enumerate(paths):
-                buffers.append(mapped if i == index else _map(shard))
+                buffers.append(mapped if i == index else map_file(shard, "a GGUF file"))
                 files.append(parsed if i == index else _parse_sound(buffers[i], shard))
             check_set(files)
         return GGUFFile(name, paths, buffers, files)
     except BaseException:
         for buffer in buffers:
-            _release(buffer)
+            release(buffer)
         raise
 
 
@@ -171,38 +176,3 @@ def _parse_sound(buffer: Buffer, path: str) -> ParsedGguf:
     for error in gguf_rules.judge(parsed):
         raise error
     return parsed
-
-
-def _map(path: str) -> Buffer:
-    """The whole of a regular file, memory-mapped read-only; b"" for an empty one, which cannot be mapped."""
-    try:
-        # without O_NONBLOCK, opening a FIFO would wait for a writer
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (OSError, ValueError) as error:
-        raise TqggufError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise TqggufError(f"{path}: expected a GGUF file, found {_kind(status.st_mode)}")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
-    except (OSError, ValueError) as error:
-        raise TqggufError(f"{path}: cannot be mapped into memory: {error}") from error
-    finally:
-        os.close(descriptor)
-
-
-def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISFIFO, "a pipe"),
-        (stat.S_ISCHR, "a character device"),
-        (stat.S_ISBLK, "a block device"),
-        (stat.S_ISSOCK, "a socket"),
-    )
-    return next((kind for test, kind in kinds if test(mode)), "no regular file")
-
-
-def _release(buffer: Buffer) -> None:
-    if isinstance(buffer, mmap.mmap):
-        with contextlib.suppress(BufferError):  # arrays still use the mapping: it goes with the last of them
-            buffer.close()
