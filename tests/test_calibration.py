@@ -248,7 +248,7 @@ def scale_of(*values: float) -> dict[str, Any]:
         ({"tqgguf.calibration.tokens": -1}, {}, "tqgguf.calibration.tokens"),
         ({"tqgguf.calibration.model": 3}, {}, "tqgguf.calibration.model"),
         ({"tqgguf.fingerprint.version": 2}, {}, "expected a model's fingerprint of version 1, found version 2"),
-        ({"tqgguf.fingerprint.weights": "A" * 64}, {}, "tqgguf.fingerprint.weights: expected 64 hexadecimal digits"),
+        ({"tqgguf.fingerprint.weights": "A" * 64}, {}, "'tqgguf.fingerprint.weights': expected 64 hexadecimal digits"),
         ({}, scale_of(1, 1, np.nan, 1), f"{SCALE}: expected numbers from 0.000244 to 4.1e+03, found nan in head 0"),
         ({}, scale_of(1, 1, 1, np.inf), "found inf in head 0, channel 3"),
         ({}, scale_of(0, 1, 1, 1), "found 0.0 in head 0, channel 0"),

@@ -164,7 +164,7 @@ def test_it_can_be_written_and_read_back(tmp_path: Path, original: Fingerprint) 
     ("changes", "said"),
     [
         ({"tqgguf.fingerprint.version": 2}, "expected a model's fingerprint of version 1, found version 2"),
-        ({"tqgguf.fingerprint.rope": "abc"}, "tqgguf.fingerprint.rope: expected 64 hexadecimal digits, found 'abc'"),
+        ({"tqgguf.fingerprint.rope": "abc"}, "'tqgguf.fingerprint.rope': expected 64 hexadecimal digits, found 'abc'"),
         ({"tqgguf.fingerprint.rope": 7}, "tqgguf.fingerprint.rope"),
         ({"tqgguf.fingerprint.weights": None}, "tqgguf.fingerprint.weights"),
     ],

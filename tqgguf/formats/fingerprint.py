@@ -84,11 +84,11 @@ def read_fingerprint(file: MetadataAccess) -> Fingerprint:
     """The fingerprint that a GGUF says it belongs to. FormatError: none, a damaged one, or one of another version."""
     version = file.uint(f"{KEYS}version")
     if version != VERSION:
-        raise FormatError(f"{file.path}: expected a model's fingerprint of version {VERSION}, found version {version}")
+        raise file.bad_value(f"{KEYS}version", f"a model's fingerprint of version {VERSION}", f"version {version}")
     parts = {part: file.text(KEYS + part) for part in PARTS}
     for part, digits in parts.items():
         if re.fullmatch(r"[0-9a-f]{64}", digits) is None:
-            raise FormatError(f"{file.path}: {KEYS + part}: expected 64 hexadecimal digits, found {shown(digits)}")
+            raise file.bad_value(KEYS + part, "64 hexadecimal digits", shown(digits))
     return Fingerprint(**parts)
 
 

@@ -46,7 +46,7 @@ class MetadataAccess:
         """An integer >= 0, whatever its integer type in the file."""
         value = self.integer(key, default)
         if value is not default and value < 0:
-            raise self._bad_value(key, "an integer >= 0", value)
+            raise self.bad_value(key, "an integer >= 0", value)
         return value
 
     @overload
@@ -65,7 +65,7 @@ class MetadataAccess:
         """A finite floating-point number (F32 or F64)."""
         value = self._scalar(key, default, FLOAT_TYPES, "a floating-point number")
         if value is not default and not math.isfinite(value):
-            raise self._bad_value(key, "a finite number", value)
+            raise self.bad_value(key, "a finite number", value)
         return value
 
     @overload
@@ -84,7 +84,7 @@ class MetadataAccess:
         """A string of valid UTF-8."""
         value = self._scalar(key, default, frozenset({ValueType.STRING}), "a string")
         if value is not default and not is_utf8(value):
-            raise self._bad_value(key, "UTF-8", shown(value))
+            raise self.bad_value(key, "UTF-8", shown(value))
         return value
 
     @overload
@@ -96,7 +96,7 @@ class MetadataAccess:
         values = self.integers(key, default)
         if values is not default and values.size and values.min() < 0:
             i = int(np.argmax(values < 0))
-            raise self._bad_value(key, "integers >= 0", f"{values[i]} in element {i}")
+            raise self.bad_value(key, "integers >= 0", f"{values[i]} in element {i}")
         return values
 
     @overload
@@ -109,7 +109,7 @@ class MetadataAccess:
         if values is default:
             return default
         if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
-            raise self._bad_value(key, "integers below 2^63", values.max())
+            raise self.bad_value(key, "integers below 2^63", values.max())
         return values.astype(np.int64)
 
     @overload
@@ -130,7 +130,12 @@ class MetadataAccess:
         values = self._array(key, default, frozenset({ValueType.STRING}), "an array of strings")
         if values is not default and not is_utf8("".join(values)):
             i = next(i for i, value in enumerate(values) if not is_utf8(value))
-            raise self._bad_value(key, "UTF-8", f"{shown(values[i])} in element {i}")
+            raise self.bad_value(key, "UTF-8", f"{shown(values[i])} in element {i}")
+        return values
+
+    def flags(self, key: str) -> np.ndarray:
+        """An array of booleans, bool [n]."""
+        values: np.ndarray = self._array(key, REQUIRED, frozenset({ValueType.BOOL}), "an array of booleans")
         return values
 
     def _entry(self, key: str, expected: str) -> Entry:
@@ -158,6 +163,7 @@ class MetadataAccess:
         message = f"metadata key {shown(entry.key)} is {entry.type}, expected {expected}"
         return GgufError("metadata-type", self.path, message, offset=entry.value_offset)
 
-    def _bad_value(self, key: str, expected: str, found: object) -> GgufError:
+    def bad_value(self, key: str, expected: str, found: object) -> GgufError:
+        """The error of a value that is of the right type and cannot be used, to be raised."""
         message = f"metadata key {shown(key)}: expected {expected}, found {found}"
         return GgufError("metadata-value", self.path, message, offset=self._entries[key].value_offset)

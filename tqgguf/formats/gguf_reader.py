@@ -20,7 +20,7 @@ import numpy as np
 
 from tqgguf.formats import gguf_rules
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.gguf_cursor import Buffer
+from tqgguf.formats.gguf_cursor import Buffer, raise_errors
 from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_metadata import MetadataAccess
 from tqgguf.formats.gguf_parse import ParsedGguf, parse
@@ -54,10 +54,10 @@ class GGUFFile(MetadataAccess):
     """A GGUF model, merged from its shards if it is split. Made by `open_gguf`; a context manager.
 
     path: the file that was named, paths: all shards in order (one for a file that is not split).
-    version, alignment (bytes), data_start (offset of the data section) and metadata are the first shard's. Metadata values are int, float, bool and str; arrays
-    of numbers are read-only numpy arrays of the file's type that may be unaligned, arrays of strings are lists, and
-    arrays of arrays lists of either. Bytes of strings that are not UTF-8 are kept as surrogates (`surrogateescape`);
-    `text` and `texts` refuse them.
+    version, alignment (bytes), data_start (offset of the data section) and metadata are the first shard's. Metadata
+    values are int, float, bool and str; arrays of numbers are read-only numpy arrays of the file's type that may be
+    unaligned, arrays of strings are lists, and arrays of arrays lists of either. Bytes of strings that are not
+    UTF-8 are kept as surrogates (`surrogateescape`); `text` and `texts` refuse them.
     """
 
     def __init__(self, path: str, paths: tuple[str, ...], buffers: list[Buffer], files: list[ParsedGguf]) -> None:
@@ -173,6 +173,6 @@ def _tensor_infos(parsed: ParsedGguf, shard: int) -> list[TensorInfo]:
 
 def _parse_sound(buffer: Buffer, path: str) -> ParsedGguf:
     parsed = parse(buffer, path)
-    for error in gguf_rules.judge(parsed):
-        raise error
+    for defect in gguf_rules.judge(parsed):
+        raise_errors(defect)
     return parsed

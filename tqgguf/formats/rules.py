@@ -15,10 +15,19 @@ from tqgguf.formats.rule import ERROR, Rule
 from tqgguf.formats.rules_gguf import GGUF_RULES
 from tqgguf.formats.rules_llama import LLAMA_RULES
 from tqgguf.formats.rules_model import BELONGING_RULES, CALIBRATION_RULES, MODEL_RULES, SAFETENSORS_RULES
+from tqgguf.formats.rules_snapshot import SNAPSHOT_RULES
 
 RULES: Final[dict[str, Rule]] = {
     rule.name: rule
-    for rules in (GGUF_RULES, MODEL_RULES, LLAMA_RULES, SAFETENSORS_RULES, BELONGING_RULES, CALIBRATION_RULES)
+    for rules in (
+        GGUF_RULES,
+        MODEL_RULES,
+        SNAPSHOT_RULES,
+        LLAMA_RULES,
+        SAFETENSORS_RULES,
+        BELONGING_RULES,
+        CALIBRATION_RULES,
+    )
     for rule in rules
 }
 

@@ -103,8 +103,9 @@ class Snapshot:
     """tokens: int32 [n]. n_cells: how many of them have rows (the first ones; foreign files may lack the last).
 
     prompt_ranges: [start, end) of tokens that were evaluated as prompt, in order. chunk: the grid of positions on which
-    prompts were evaluated, in tokens. fingerprint: of the model (None: a foreign file does not say). origin: what a
-    foreign file said beyond this, by name (strings, whole numbers, truth values, or arrays of numbers).
+    prompts were evaluated, in tokens. n_vocab: tokens that the model knows (0: unknown). fingerprint: of the model
+    (None: a foreign file does not say). origin: what a foreign file said beyond this, by name (strings, whole numbers,
+    truth values, or arrays of numbers).
     """
 
     tokens: NDArray[np.int32]
@@ -113,6 +114,7 @@ class Snapshot:
     architecture: str
     chunk: int = 0
     prompt_ranges: tuple[tuple[int, int], ...] = ()
+    n_vocab: int = 0
     model: str = ""
     fingerprint: Fingerprint | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -126,8 +128,8 @@ class Snapshot:
         """FormatError for parts that do not fit together: what a carrier would not read back."""
         for layer in self.layers:
             for side in SIDES:
-                for problem in side_problems(layer, side, self.n_cells):
-                    raise FormatError(f"layer {layer.layer}, {side.upper()}: {problem}")
+                for part, problem in side_problems(layer, side, self.n_cells):
+                    raise FormatError(f"layer {layer.layer}, {side.upper()}, {part}: {problem}")
         if not 0 <= self.n_cells <= len(self.tokens):
             raise FormatError(f"expected rows of at most {len(self.tokens)} tokens, found {self.n_cells}")
         end = 0
@@ -146,42 +148,54 @@ def array_bytes(side: SideSnapshot) -> int:
     return n_tokens * n_kv_heads * row_bytes + sum(array.nbytes for array in arrays if array is not None)
 
 
-def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[str]:
-    """What does not fit together about one side, in words."""
+def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[tuple[str, str]]:
+    """What does not fit together about one side: the part (a field of SideSnapshot, or "tokens"), and in words what."""
     held = layer.side(side)
     codec, n_tokens = held.codec, held.n_tokens
     problem = codec.problem()
     if problem is not None:
-        yield problem
+        yield "rows", problem
         return
-    heads, dim, start = layer.n_kv_heads, codec.head_dim, layer.start
+    heads, start = layer.n_kv_heads, layer.start
     if held.rows.shape[1:] != (heads, codec.row_bytes):
-        yield f"expected rows of {heads} heads of {codec.row_bytes} bytes, found {held.rows.shape[1:]}"
+        yield "rows", f"expected rows of {heads} heads of {codec.row_bytes} bytes, found {held.rows.shape[1:]}"
     if start + n_tokens != n_cells:
-        yield f"expected rows of the tokens from {start} up to {n_cells}, found {n_tokens}"
+        yield "tokens", f"expected rows of the tokens from {start} up to {n_cells}, found {n_tokens}"
     end = start + held.rows.shape[0]
     if held.tail is not None and (codec.is_float or end % PAGE_TOKENS or len(held.tail) >= PAGE_TOKENS):
-        yield f"expected a tail shorter than a page after a page of blocks, found {len(held.tail)} tokens after {end}"
-    n_pages = end // PAGE_TOKENS - -(-start // PAGE_TOKENS)
-    balanced = side == "k" and layer.balance != "off" and not codec.is_float
-    has_prefix = not codec.is_float and start == 0
-    scaled = balanced and layer.balance == "full"
-    expected: dict[str, tuple[tuple[int, ...] | None, Any]] = {
-        "tail": ((0 if held.tail is None else len(held.tail), heads, dim), np.float16),
-        "prefix": ((min(layer.n_prefix, n_cells) if has_prefix else 0, heads, dim), np.float16),
-        "page_means": ((n_pages if balanced else 0, heads, dim), np.float16),
-    }
-    if held.channel_scale is not None or (scaled and n_pages):
-        expected["channel_scale"] = ((heads, dim) if scaled else None, np.float32)
-    if held.query_squares is not None:
-        open_scale = scaled and held.channel_scale is None and held.query_squares.ndim == 3
-        squares = (heads, held.query_squares.shape[1], dim) if open_scale else None
-        expected["query_squares"] = (squares, np.float32)
-    for name, (shape, dtype) in expected.items():
+        yield (
+            "tail",
+            f"expected a tail shorter than a page behind whole pages, found {len(held.tail)} tokens after {end}",
+        )
+    for name, (shape, dtype) in _expected_parts(layer, side, n_cells).items():
         array = getattr(held, name)
-        if array is None and shape is not None and 0 in shape:
+        if array is None and 0 in shape:
             continue
-        if shape is None or array is None or array.shape != shape or array.dtype != dtype:
+        if array is None or array.shape != shape or array.dtype != dtype:
             found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
-            wanted = "none" if shape is None else f"{np.dtype(dtype)} {list(shape)}"
-            yield f"{name}: expected {wanted}, found {found}"
+            wanted = "none" if 0 in shape else f"{np.dtype(dtype)} {list(shape)}"
+            yield name, f"expected {wanted}, found {found}"
+
+
+def _expected_parts(
+    layer: LayerSnapshot, side: Side, n_cells: int
+) -> dict[str, tuple[tuple[int, ...], type[np.floating[Any]]]]:
+    """Shape and dtype that the parts of a side must have; with a 0 in its shape, a part is better not there."""
+    held = layer.side(side)
+    heads, dim, start = layer.n_kv_heads, held.codec.head_dim, layer.start
+    end = start + held.rows.shape[0]
+    is_float = held.codec.is_float
+    balanced = side == "k" and layer.balance != "off" and not is_float
+    scaled = balanced and layer.balance == "full"
+    n_pages = end // PAGE_TOKENS - -(-start // PAGE_TOKENS)
+    n_prefix = min(layer.n_prefix, n_cells) if not is_float and start == 0 else 0
+    has_scale = held.channel_scale is not None or n_pages > 0
+    squares = held.query_squares
+    n_squares = squares.shape[1] if squares is not None and squares.ndim == 3 and held.channel_scale is None else 0
+    return {
+        "tail": ((0 if held.tail is None else len(held.tail), heads, dim), np.float16),
+        "prefix": ((n_prefix, heads, dim), np.float16),
+        "page_means": ((max(n_pages, 0) if balanced else 0, heads, dim), np.float16),
+        "channel_scale": ((heads, dim) if scaled and has_scale else (0,), np.float32),
+        "query_squares": ((heads, min(n_squares, n_cells), dim) if scaled else (0,), np.float32),
+    }
