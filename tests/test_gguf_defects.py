@@ -83,7 +83,7 @@ MANY_INNER = array(9, 65_537, (u32(0) + u64(0)) * 65_537)
 # name of the case: (the file, code, byte offset, what the message says beside the offset)
 DAMAGED: dict[str, tuple[bytes, str, int, str]] = {
     # something else
-    "empty file": (b"", "empty-file", 0, "empty (0 bytes)"),
+    "empty file": (b"", "empty-file", 0, "an empty file (0 bytes)"),
     "HTML page": (b"<!DOCTYPE html>\n<html><head>", "html-page", 0, "an HTML page"),
     "HTML page after blanks": (b"\xef\xbb\xbf\n\n  <HTML lang=en>", "html-page", 0, "an HTML page"),
     "Git LFS pointer": (
@@ -104,8 +104,7 @@ DAMAGED: dict[str, tuple[bytes, str, int, str]] = {
     "tensor count cut": (b"GGUF\x03\x00\x00\x00" + bytes(7), "truncated-header", 8, "at least 16 bytes, found 15"),
     "metadata count cut": (header()[:-1], "truncated-header", 16, "at least 24 bytes, found 23"),
     "version 0": (b"GGUF" + u32(0) + bytes(16), "version", 4, "found version 0"),
-    "version 1": (b"GGUF" + u32(1) + bytes(16), "version-old", 4, "found version 1"),
-    "version 2": (b"GGUF" + u32(2) + bytes(16), "version-old", 4, "llama-quantize IN OUT COPY"),
+    "version 1": (b"GGUF" + u32(1) + bytes(16), "version-old", 4, "convert the model again"),
     "version 4": (b"GGUF" + u32(4) + bytes(16), "version-new", 4, "newer software"),
     "big-endian": (b"GGUF\x00\x00\x00\x03" + bytes(16), "big-endian", 4, "big-endian (version 3)"),
     "2^63 tensors": (header(HUGE), "over-limit", 8, f"the tensor count is {HUGE}"),
@@ -151,8 +150,8 @@ DAMAGED: dict[str, tuple[bytes, str, int, str]] = {
     "alignment as U64": (entry(u32(10) + u64(32), b"general.alignment"), "alignment-type", 53, "is U64, expected U32"),
     "alignment as text": (entry(u32(8) + text(b"32"), b"general.alignment"), "alignment-type", 53, "is STRING"),
     # tensor list
-    "tensor name of 64 bytes": (one_tensor(b"n" * 64), "tensor-name-length", 24, "has 64 bytes, expected at most 63"),
-    "tensor name of 2^63 bytes": (header(1) + u64(HUGE) + bytes(16), "tensor-name-length", 24, f"has {HUGE} bytes"),
+    "tensor name of 64 bytes": (one_tensor(b"n" * 64), "tensor-name-length", 24, "is 64, expected at most 63"),
+    "tensor name of 2^63 bytes": (header(1) + u64(HUGE) + bytes(16), "tensor-name-length", 24, f"is {HUGE}"),
     "tensor name empty": (one_tensor(b""), "tensor-name-empty", 24, "name of tensor 0 is empty"),
     "tensor name not UTF-8": (one_tensor(b"\xff"), "tensor-name-utf8", 24, "not UTF-8"),
     "tensor name twice": (two_tensors(b"t"), "duplicate-tensor", 57, "'t' occurs twice"),
@@ -204,6 +203,13 @@ def test_every_defect_of_a_single_file_has_a_case() -> None:
     elsewhere = ("split-", "unknown-type", "removed-type")  # sets, and what is asked of a sound file
     errors = {rule.name for rule in GGUF_RULES if rule.severity == "error" and not rule.name.startswith(elsewhere)}
     assert {code for _, code, _, _ in DAMAGED.values()} == errors
+
+
+def test_version_2_is_read_as_version_3(tmp_path: Path) -> None:
+    path = tmp_path / "old.gguf"
+    path.write_bytes(build_gguf({"a": 1}, {"t": np.ones(2, np.float32)}, version=2))
+    with open_gguf(path) as file:
+        assert (file.version, file.uint("a"), file.array("t").tolist()) == (2, 1, [1, 1])
 
 
 def test_big_endian_file_is_recognised_whole(tmp_path: Path) -> None:

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from tqgguf.formats.gguf_errors import GgufError
 from tqgguf.formats.rules import DefectError
 
 Buffer = bytes | mmap.mmap
+Report = Callable[[DefectError], None]
+"""What becomes of a defect: it is raised, or collected."""
 
 U32: Final = struct.Struct("<I")
 U64: Final = struct.Struct("<Q")
+
+
+def raise_errors(defect: DefectError) -> None:
+    """How a reader takes defects: the first error ends it, warnings are nothing to it."""
+    if defect.is_error:
+        raise defect
 
 
 class Cursor:
@@ -28,7 +37,8 @@ class Cursor:
     truncated = "truncated-header"
     failure: type[DefectError] = GgufError
 
-    def __init__(self, buffer: Buffer, path: str) -> None:
+    def __init__(self, buffer: Buffer, path: str, report: Report = raise_errors) -> None:
+        self.report = report
         self.buffer = buffer
         self.size = len(buffer)
         self.position = 0
@@ -60,8 +70,11 @@ class Cursor:
     def limit(self, count: int, maximum: int, what: str, at: int, code: str = "over-limit") -> None:
         """Demands that a count or length just read is not absurd."""
         if count > maximum:
-            message = f"{what} is {count}, expected at most {maximum}; the file is damaged"
-            raise self.error(code, message, at, f"at most {maximum}", count)
+            raise self._over_limit(count, maximum, what, at, code)
+
+    def _over_limit(self, count: int, maximum: int, what: str, at: int, code: str) -> DefectError:
+        message = f"{what} is {count}, expected at most {maximum}; the file is damaged"
+        return self.error(code, message, at, f"at most {maximum}", count)
 
     def u32(self, what: str) -> int:
         self.need(4, what)
@@ -75,12 +88,20 @@ class Cursor:
         self.position += 8
         return value
 
-    def text(self, what: str, maximum: int, too_long: str = "over-limit") -> str:
-        """A string of at most `maximum` bytes. Bytes that are not UTF-8 become lone surrogates (`surrogateescape`)."""
+    def text(self, what: str, maximum: int, too_long: str = "over-limit", skipped: int = 0) -> str:
+        """A string of at most `maximum` bytes. Bytes that are not UTF-8 become lone surrogates (`surrogateescape`).
+
+        A longer one breaks the rule `too_long`. Up to `skipped` bytes it can be read past: its first `maximum` bytes
+        are the result then.
+        """
         at = self.position
         n_bytes = self.u64(f"the length of {what}")
-        self.limit(n_bytes, maximum, f"the length of {what}", at, too_long)
+        if n_bytes > maximum:
+            error = self._over_limit(n_bytes, maximum, f"the length of {what}", at, too_long)
+            if n_bytes > min(skipped, self.left):
+                raise error
+            self.report(error)
         self.need(n_bytes, what, at)
         start = self.position
         self.position += n_bytes
-        return self.buffer[start : self.position].decode("utf-8", "surrogateescape")
+        return self.buffer[start : start + min(n_bytes, maximum)].decode("utf-8", "surrogateescape")

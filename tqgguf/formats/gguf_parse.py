@@ -1,8 +1,8 @@
 """From bytes to records: reads a GGUF file's header, metadata and tensor list with a cursor that knows its bounds.
 
 Everything that must hold to read on is checked here, before anything is allocated: lengths against the bytes left
-and against the limits, type ids, encodings. Whether the records make sense together (duplicates, alignment, sizes,
-overlaps) is judged in gguf_rules; the data section is not looked at.
+and against the limits, type ids, encodings. What can be read past is reported all the same. Whether the records make
+sense together (duplicates, alignment, sizes, overlaps) is judged in gguf_rules; the data section is not looked at.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tqgguf.formats.gguf_cursor import U32, U64, Buffer, Cursor
+from tqgguf.formats.file_kind import HEAD_BYTES, found_instead
+from tqgguf.formats.gguf_cursor import U32, U64, Buffer, Cursor, Report, raise_errors
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.gguf_types import (
     MAGIC,
@@ -34,10 +35,21 @@ from tqgguf.formats.gguf_types import (
     MetadataType,
     ValueType,
 )
+from tqgguf.formats.rules import DefectError
+
+VERSION_DEFECTS = {
+    0: ("version", "the file is damaged"),
+    1: ("version-old", "rewrite it with an old llama.cpp (`quantize IN OUT COPY`) or convert the model again"),
+    2: ("version-2", "it is read as version 3, which is the same but for big-endian files"),
+}
 
 MIN_ENTRY_BYTES = 8 + 4 + 1  # length of the key, type, the smallest value
 MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, n_dims, type, offset
 ARRAY_HEADER_BYTES = 4 + 8  # element type, count
+
+# Beyond the limits that are an error, but small enough to believe and to read past.
+MAX_SKIPPED_BYTES = 1 << 20
+MAX_SKIPPED_DIMS = 64
 
 SCALARS = {
     ValueType.U8: struct.Struct("<B"),
@@ -52,36 +64,6 @@ SCALARS = {
     ValueType.I64: struct.Struct("<q"),
     ValueType.F64: struct.Struct("<d"),
 }
-
-
-class OtherFile(NamedTuple):
-    """What people hand over instead of a model: its first bytes, the rule it breaks, what it is in words."""
-
-    prefix: bytes
-    code: str
-    what: str
-
-
-OTHER_FILES: tuple[OtherFile, ...] = (
-    OtherFile(
-        b"version https://git-lfs",
-        "lfs-pointer",
-        "a Git LFS pointer: the model itself was not downloaded; run `git lfs pull`",
-    ),
-    OtherFile(b"<!doctype html", "html-page", "an HTML page: a download saved a web page instead of the model"),
-    OtherFile(b"<html", "html-page", "an HTML page: a download saved a web page instead of the model"),
-    OtherFile(b"<?xml", "html-page", "an XML page: a download saved an error page instead of the model"),
-    OtherFile(
-        b"pk\x03\x04", "other-format", "a zip archive (or a PyTorch checkpoint); convert the model to GGUF first"
-    ),
-    OtherFile(b"\x1f\x8b", "other-format", "compressed with gzip; unpack it first"),
-    OtherFile(b"lmgg", "other-format", "an old GGML file; convert the original model to GGUF again"),
-    OtherFile(b"fmgg", "other-format", "an old GGML file (ggmf); convert the original model to GGUF again"),
-    OtherFile(b"tjgg", "other-format", "an old GGML file (ggjt); convert the original model to GGUF again"),
-    OtherFile(b"nsgg", "other-format", "a llama.cpp session file, which holds a prompt cache and no model"),
-    OtherFile(b"qsgg", "other-format", "a llama.cpp sequence file, which holds a prompt cache and no model"),
-    OtherFile(b"{", "other-format", "JSON text; a download may have saved an error message instead of the model"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +99,11 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True)
 class ParsedGguf:
-    """The records of one file. `end` is the offset behind the tensor list: padding and the data section follow."""
+    """The records of one file. `end` is the offset behind the tensor list: padding and the data section follow.
+
+    is_whole: all records that the file promises are here, and `end` is what it says; false only where a defect was
+    reported and not raised.
+    """
 
     path: str
     size: int
@@ -125,85 +111,79 @@ class ParsedGguf:
     entries: tuple[Entry, ...]
     tensors: tuple[TensorRecord, ...]
     end: int
+    is_whole: bool = True
 
 
-def parse(buffer: Buffer, path: str) -> ParsedGguf:
+def parse(buffer: Buffer, path: str, report: Report = raise_errors) -> ParsedGguf:
     """Parses the header, the metadata and the tensor list of one GGUF file.
 
     `buffer` is the whole file; numeric arrays of the result are read-only views on it. `path` is for messages.
-    Raises GgufError for what cannot be read on from: see the module's docstring.
+    Every defect goes to `report`: by default the first error is raised, a GgufError. Where report returns, parsing
+    goes on as far as it can, and the result holds what could be read.
     """
-    cursor = Cursor(buffer, path)
-    _check_magic(cursor)
-    version = _version(cursor)
-    at_tensors = cursor.position
-    n_tensors = cursor.u64("the header (tensor count)")
-    at_entries = cursor.position
-    n_entries = cursor.u64("the header (metadata count)")
-    cursor.truncated = "truncated-metadata"
-    cursor.limit(n_tensors, MAX_TENSORS, "the tensor count", at=at_tensors)
-    cursor.limit(n_entries, MAX_METADATA_ENTRIES, "the metadata count", at=at_entries)
-    cursor.need(n_entries * MIN_ENTRY_BYTES, f"the metadata ({n_entries} entries)", at=at_entries)
-    entries = tuple(_entries(cursor, n_entries))
-    cursor.truncated = "truncated-tensors"
-    cursor.need(n_tensors * MIN_TENSOR_BYTES, f"the tensor list ({n_tensors} tensors)")
-    tensors = tuple(_tensor(cursor, i) for i in range(n_tensors))
-    return ParsedGguf(path, cursor.size, version, entries, tensors, cursor.position)
+    cursor = Cursor(buffer, path, report)
+    entries: list[Entry] = []
+    tensors: list[TensorRecord] = []
+    version = n_entries = n_tensors = 0
+    is_whole = False
+    try:
+        _check_magic(cursor)
+        version = _version(cursor)
+        at_tensors = cursor.position
+        n_tensors = cursor.u64("the header (tensor count)")
+        at_entries = cursor.position
+        n_entries = cursor.u64("the header (metadata count)")
+        cursor.truncated = "truncated-metadata"
+        cursor.limit(n_tensors, MAX_TENSORS, "the tensor count", at=at_tensors)
+        cursor.limit(n_entries, MAX_METADATA_ENTRIES, "the metadata count", at=at_entries)
+        cursor.need(n_entries * MIN_ENTRY_BYTES, f"the metadata ({n_entries} entries)", at=at_entries)
+        entries.extend(_entries(cursor, n_entries))
+        cursor.truncated = "truncated-tensors"
+        cursor.need(n_tensors * MIN_TENSOR_BYTES, f"the tensor list ({n_tensors} tensors)")
+        tensors.extend(_tensor(cursor, i) for i in range(n_tensors))
+        is_whole = True
+    except DefectError as error:
+        report(error)
+    return ParsedGguf(path, cursor.size, version, tuple(entries), tuple(tensors), cursor.position, is_whole)
 
 
 def _check_magic(cursor: Cursor) -> None:
-    head = cursor.buffer[:512]
-    if not head:
-        raise cursor.error("empty-file", "the file is empty (0 bytes)")
+    head = cursor.buffer[:HEAD_BYTES]
     if head[:4] == MAGIC:
         cursor.position = 4
         return
-    if MAGIC.startswith(head):
+    if head and MAGIC.startswith(head):
         cursor.need(4, "the magic")
-    # safetensors: u64 length of a JSON header, then the header itself. First, as that length may look like any text.
-    if head[8:10] == b'{"' and U64.unpack_from(head)[0] < 1 << 32:
-        raise cursor.error("other-format", "expected a GGUF file, found a safetensors file; name its folder instead")
-    other = other_kind(head)
-    if other is not None:
-        raise cursor.error(other.code, f"expected a GGUF file, found {other.what}")
-    raise cursor.error("not-gguf", f"expected a file that begins with {MAGIC!r}, found {head[:4]!r}")
-
-
-def other_kind(head: bytes) -> OtherFile | None:
-    """What a file that begins so is, if it is of a kind that is often taken for a model."""
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    return next((other for other in OTHER_FILES if text.startswith(other.prefix)), None)
+    code, found = found_instead(head)
+    expected = f"a file that begins with {MAGIC!r}" if code == "not-gguf" else "a GGUF file"
+    raise cursor.error(code, f"expected {expected}, found {found}", expected=expected, found=found)
 
 
 def _version(cursor: Cursor) -> int:
+    """The version. 2 is read as 3, of which it lacks nothing but big-endian files."""
     at = cursor.position
     version = cursor.u32("the header (version)")
     if version == VERSION:
         return version
     if version & 0xFFFF == 0 and version:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        message = (
-            f"expected little-endian byte order, found big-endian (version {swapped}); "
-            "convert it with `gguf-convert-endian FILE little`"
-        )
-        raise cursor.error("big-endian", message, at)
-    code = "version"
-    if 0 < version < VERSION:
-        code = "version-old"
-        advice = "rewrite it with a current llama.cpp (`llama-quantize IN OUT COPY`) or convert the model again"
-    elif version > VERSION:
-        code = "version-new"
-        advice = "it was written by newer software than this"
-    else:
-        advice = "the file is damaged"
-    raise cursor.error(code, f"expected GGUF version {VERSION}, found version {version}; {advice}", at)
+        found = f"big-endian (version {swapped})"
+        message = f"expected little-endian byte order, found {found}; convert it with `gguf-convert-endian FILE little`"
+        raise cursor.error("big-endian", message, at, expected="little-endian", found=found)
+    code, advice = VERSION_DEFECTS.get(version, ("version-new", "it was written by newer software than this"))
+    message = f"expected GGUF version {VERSION}, found version {version}; {advice}"
+    error = cursor.error(code, message, at, expected=VERSION, found=version)
+    if error.is_error:
+        raise error
+    cursor.report(error)
+    return version
 
 
 def _entries(cursor: Cursor, n_entries: int) -> Iterator[Entry]:
     inner_arrays = InnerArrays()
     for i in range(n_entries):
         offset = cursor.position
-        key = cursor.text(f"metadata key {i}", MAX_KEY_BYTES, "key-length")
+        key = cursor.text(f"metadata key {i}", MAX_KEY_BYTES, "key-length", MAX_SKIPPED_BYTES)
         what = f"the metadata (key {shown(key)})"
         value_type = _value_type(cursor, cursor.u32(what), what)
         value_offset = cursor.position
@@ -229,7 +209,8 @@ def _scalar(cursor: Cursor, value_type: ValueType, what: str) -> int | float | b
     (value,) = packed.unpack_from(cursor.buffer, cursor.position)
     if value_type is ValueType.BOOL:
         if value > 1:
-            raise cursor.error("bool", f"{what} is a boolean, expected 0 or 1, found {value}")
+            message = f"{what} is a boolean, expected 0 or 1, found {value}"
+            cursor.report(cursor.error("bool", message, expected="0 or 1", found=value))
         value = bool(value)
     cursor.position += packed.size
     return value
@@ -296,10 +277,10 @@ def _flat_array(cursor: Cursor, element: ValueType, count: int, what: str) -> np
     if element is ValueType.BOOL:
         if values.max() > 1:
             i = int(np.argmax(values > 1))
-            raise cursor.error(
-                "bool", f"{what} is an array of booleans, expected 0 or 1, found {values[i]} in element {i}",
-                cursor.position + i,
-            )  # fmt: skip
+            message = f"{what} is an array of booleans, expected 0 or 1, found {values[i]} in element {i}"
+            cursor.report(cursor.error("bool", message, cursor.position + i, expected="0 or 1", found=values[i]))
+            cursor.position += values.nbytes
+            return values > 0
         values = values.view(np.bool_)
     cursor.position += values.nbytes
     return values
@@ -328,21 +309,16 @@ def _strings(cursor: Cursor, count: int, what: str) -> list[str]:
 
 def _tensor(cursor: Cursor, i: int) -> TensorRecord:
     offset = cursor.position
-    name_bytes = cursor.u64(f"the tensor list (length of name {i})")
-    cursor.position = offset
-    if name_bytes > MAX_TENSOR_NAME_BYTES:
-        raise cursor.error(
-            "tensor-name-length",
-            f"the name of tensor {i} has {name_bytes} bytes, expected at most {MAX_TENSOR_NAME_BYTES}",
-        )
-    name = cursor.text(f"the tensor list (name {i})", MAX_TENSOR_NAME_BYTES)
+    name = cursor.text(f"the tensor list (name {i})", MAX_TENSOR_NAME_BYTES, "tensor-name-length", MAX_SKIPPED_BYTES)
     what = f"the tensor list (tensor {shown(name)})"
     at = cursor.position
     n_dims = cursor.u32(what)
     if n_dims > MAX_DIMS:
-        raise cursor.error(
-            "dimensions", f"tensor {shown(name)} has {n_dims} dimensions, expected at most {MAX_DIMS}", at
-        )
+        message = f"tensor {shown(name)} has {n_dims} dimensions, expected at most {MAX_DIMS}"
+        error = cursor.error("dimensions", message, at, expected=f"at most {MAX_DIMS}", found=n_dims)
+        if n_dims > MAX_SKIPPED_DIMS:
+            raise error
+        cursor.report(error)
     dims_offset = cursor.position
     cursor.need(8 * n_dims + 4 + 8, what)
     dims = tuple(cursor.u64(what) for _ in range(n_dims))

@@ -22,9 +22,11 @@ GGUF_RULES: Final[tuple[Rule, ...]] = (
     Rule("TQ006", "big-endian", ERROR, "the file is in big-endian byte order",
          "convert it with `gguf-convert-endian FILE little`"),
     Rule("TQ007", "version", ERROR, "the GGUF version is no version at all", _AGAIN),
-    Rule("TQ008", "version-old", ERROR, "the GGUF version is 1 or 2, which had other widths and no alignment",
-         "rewrite it with a current llama.cpp (`llama-quantize IN OUT COPY`), or convert the model again"),
+    Rule("TQ008", "version-old", ERROR, "the GGUF version is 1, whose counts have 32 bits",
+         "rewrite it with a llama.cpp of 2023, or convert the model again"),
     Rule("TQ009", "version-new", ERROR, "the GGUF version is above 3", "use a newer tqgguf"),
+    Rule("TQ010", "version-2", WARNING, "the GGUF version is 2, the same as 3 but for big-endian files; it is read",
+         "rewrite it with a current llama.cpp (`llama-quantize IN OUT COPY`)"),
     # structure: the tensors' places
     Rule("TQ101", "tensor-overlap", ERROR, "two tensors share bytes", _WRITER),
     Rule("TQ102", "truncated-header", ERROR, "the file ends within its first 24 bytes", _AGAIN),

@@ -23,9 +23,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.file_kind import other_kind
 from tqgguf.formats.fingerprint import Fingerprint, fingerprint_folder
 from tqgguf.formats.gguf_errors import readable
-from tqgguf.formats.gguf_parse import other_kind
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime import hook
 from tqgguf.runtime.cpu_model import suit_cpu

@@ -1,0 +1,118 @@
+"""What a file is, by its first bytes, and of a GGUF by what it says of itself: the one table for every verb that takes
+files of several kinds. Nothing is opened here, and nothing is believed beyond the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from tqgguf.formats.gguf_types import MAGIC
+
+HEAD_BYTES: Final = 512
+"""Enough of a file's beginning for everything below."""
+
+
+class FileKind(StrEnum):
+    """What a file holds. The value is its name in output."""
+
+    MODEL = "model"
+    SNAPSHOT = "snapshot"
+    CALIBRATION = "calibration"
+    GGUF = "gguf"
+    """A GGUF of another purpose: an adapter, a projector, an importance matrix, a carrier of nothing known here."""
+    SESSION = "session"
+    SEQUENCE = "sequence"
+    SAFETENSORS = "safetensors"
+
+
+GENERAL_TYPES: Final[dict[str, FileKind]] = {
+    "model": FileKind.MODEL,
+    "kv-snapshot": FileKind.SNAPSHOT,
+    "kv-calibration": FileKind.CALIBRATION,
+}
+"""Values of `general.type` in a GGUF; any other is FileKind.GGUF. Where it is absent, the architecture decides."""
+
+STATE_MAGICS: Final[dict[bytes, FileKind]] = {b"nsgg": FileKind.SESSION, b"qsgg": FileKind.SEQUENCE}
+
+MAX_SAFETENSORS_HEADER: Final = 100_000_000  # as the safetensors library has it
+
+
+class OtherFile(NamedTuple):
+    """What people hand over instead of a model: its first bytes, the rule it breaks, what it is in words."""
+
+    prefix: bytes
+    code: str
+    what: str
+
+
+_HTML: Final = "an HTML page: a download saved a web page instead of the model"
+
+OTHER_FILES: Final[tuple[OtherFile, ...]] = (
+    OtherFile(
+        b"version https://git-lfs",
+        "lfs-pointer",
+        "a Git LFS pointer: the model itself was not downloaded; run `git lfs pull`",
+    ),
+    OtherFile(b"<!doctype html", "html-page", _HTML),
+    OtherFile(b"<html", "html-page", _HTML),
+    OtherFile(b"<?xml", "html-page", "an XML page: a download saved an error page instead of the model"),
+    OtherFile(
+        b"pk\x03\x04", "other-format", "a zip archive (or a PyTorch checkpoint); convert the model to GGUF first"
+    ),
+    OtherFile(b"\x1f\x8b", "other-format", "compressed with gzip; unpack it first"),
+    OtherFile(b"lmgg", "other-format", "an old GGML file; convert the original model to GGUF again"),
+    OtherFile(b"fmgg", "other-format", "an old GGML file (ggmf); convert the original model to GGUF again"),
+    OtherFile(b"tjgg", "other-format", "an old GGML file (ggjt); convert the original model to GGUF again"),
+    OtherFile(b"nsgg", "other-format", "a llama.cpp session file, which holds a prompt cache and no model"),
+    OtherFile(b"qsgg", "other-format", "a llama.cpp sequence file, which holds a prompt cache and no model"),
+    OtherFile(b"{", "other-format", "JSON text; a download may have saved an error message instead of the model"),
+)
+
+
+def kind_by_head(head: bytes) -> FileKind | None:
+    """The kind of a file that begins so; FileKind.GGUF for every GGUF (`gguf_kind` says more), None for other files."""
+    if head[:4] == MAGIC:
+        return FileKind.GGUF
+    if head[:4] in STATE_MAGICS:
+        return STATE_MAGICS[head[:4]]
+    return FileKind.SAFETENSORS if is_safetensors(head) else None
+
+
+def is_safetensors(head: bytes) -> bool:
+    """Whether a file begins as safetensors do: u64 length of a JSON header, then the header itself. To be asked before
+    `other_kind`, as that length may look like any text.
+    """
+    return head[8:9] == b"{" and head[9:10] in b'"} \n' and int.from_bytes(head[:8], "little") < 1 << 32
+
+
+def other_kind(head: bytes) -> OtherFile | None:
+    """What a file that begins so is, if it is of a kind that is often taken for a model."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return next((other for other in OTHER_FILES if text.startswith(other.prefix)), None)
+
+
+def gguf_kind(value_of: Callable[[str], Any], tensor_names: Iterable[str]) -> FileKind:
+    """The kind of a GGUF, by its metadata (`value_of`: key -> value or None) and its tensors' names."""
+    general_type = value_of("general.type")
+    if general_type is not None:
+        return GENERAL_TYPES.get(general_type, FileKind.GGUF) if isinstance(general_type, str) else FileKind.GGUF
+    if value_of("general.architecture") is not None or any(map(is_model_tensor, tensor_names)):
+        return FileKind.MODEL
+    return FileKind.GGUF
+
+
+def is_model_tensor(name: str) -> bool:
+    """Whether a tensor's name is one that language models have."""
+    return name.startswith(("blk.", "token_embd."))
+
+
+def found_instead(head: bytes) -> tuple[str, str]:
+    """The rule that a file breaks which begins with `head` and is not what was expected, and what it is in words."""
+    if not head:
+        return "empty-file", "an empty file (0 bytes)"
+    if is_safetensors(head):
+        return "other-format", "a safetensors file; name its folder instead"
+    other = other_kind(head)
+    return ("not-gguf", repr(head[:4])) if other is None else (other.code, other.what)
