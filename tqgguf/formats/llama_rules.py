@@ -178,7 +178,7 @@ def _trailing(state: LlamaState) -> Iterator[StateError]:
     if n and state.memories:
         code = "state-trailing" if state.kind == "session" else "state-trailing-sequence"
         at = _end(state)
-        message = f"expected the end of the file behind the last memory, found {n} more bytes"
+        message = f"expected the end of the file behind the last memory, {n} bytes are left"
         yield _error(state, code, message, at, "0 bytes left", f"{n} bytes left")
 
 

@@ -43,7 +43,8 @@ def unpack(cursor: Cursor, n_words: int) -> NDArray[np.int32]:
         raise _error(cursor, f"expected media at rising positions below {n}, found them elsewhere", at)
     cursor.position += _WORD * n_media
     for i in range(n_media):
-        cursor.position += _count(cursor, end, f"length of medium {i}", 1)
+        n_bytes = _count(cursor, end, f"length of medium {i}", 1)
+        cursor.position += n_bytes
     rest = end - cursor.position
     if rest >= _WORD or any(cursor.buffer[cursor.position : end]):
         raise _error(cursor, f"expected less than {_WORD} bytes of zeros behind the last medium, found {rest} bytes")
