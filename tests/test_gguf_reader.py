@@ -227,13 +227,13 @@ def test_an_unknown_type_leaves_the_rest_of_the_file_readable(tmp_path: Path) ->
         assert file.text("general.architecture") == "llama"
         assert file.array("known").tolist() == [1, 1, 1]
         assert (file.tensors["fork"].n_bytes, file.tensors["fork"].n_values) == (None, 256)
-        for name, shown in (
-            ("fork", r"type 43 \(newer or fork type\)"),
-            ("gone", r"type 4 \(Q4_2, removed from ggml\)"),
+        for name, code, shown in (
+            ("fork", "unknown-type", r"type 43 \(newer or fork type\)"),
+            ("gone", "removed-type", r"type 4 \(Q4_2, removed from ggml\)"),
         ):
             with pytest.raises(GgufError, match=f"'{name}' cannot be read: it is of {shown}") as caught:
                 file.array(name)
-            assert caught.value.code == "unknown-type" and caught.value.offset == file.tensors[name].offset
+            assert caught.value.code == code and caught.value.offset == file.tensors[name].offset
 
 
 def test_an_absent_tensor_is_named(tmp_path: Path) -> None:

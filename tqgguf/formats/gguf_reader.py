@@ -24,7 +24,7 @@ from tqgguf.formats.gguf_cursor import Buffer, raise_errors
 from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_metadata import MetadataAccess
 from tqgguf.formats.gguf_parse import ParsedGguf, parse
-from tqgguf.formats.gguf_split import check_set, shard_paths
+from tqgguf.formats.gguf_split import judge_set, shard_paths
 from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
 from tqgguf.formats.mapped_file import map_file, release
 
@@ -86,8 +86,7 @@ class GGUFFile(MetadataAccess):
         """
         info = self.tensor(name)
         if info.n_bytes is None:
-            message = f"tensor {shown(name)} cannot be read: it is of {info.type_name}, whose block size is unknown"
-            raise GgufError("unknown-type", self.paths[info.shard], message, offset=info.offset)
+            raise gguf_rules.unreadable_type(self.paths[info.shard], name, info.ggml_type, info.offset)
         if self._buffers is None:
             raise TqggufError(f"{self.path}: tensor {shown(name)} was asked for after the file was closed")
         if not info.n_bytes:
@@ -147,7 +146,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
             for i, shard in enumerate(paths):
                 buffers.append(mapped if i == index else map_file(shard, "a GGUF file"))
                 files.append(parsed if i == index else _parse_sound(buffers[i], shard))
-            check_set(files)
+            for defect in judge_set(files):
+                raise_errors(defect)
         return GGUFFile(name, paths, buffers, files)
     except BaseException:
         for buffer in buffers:

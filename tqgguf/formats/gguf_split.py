@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from tqgguf.formats.gguf_errors import GgufError, shown
-from tqgguf.formats.gguf_parse import Entry, ParsedGguf
+from tqgguf.formats.gguf_parse import ParsedGguf
+from tqgguf.formats.gguf_rules import find
 from tqgguf.formats.gguf_types import INTEGER_TYPES, MAX_SHARDS
 
 SHARD_NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -20,6 +22,7 @@ SHARD_NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\
 NUMBER_KEY: Final = "split.no"
 COUNT_KEY: Final = "split.count"
 TENSORS_KEY: Final = "split.tensors.count"
+SPLIT_KEYS: Final = (NUMBER_KEY, COUNT_KEY, TENSORS_KEY)
 ARCHITECTURE_KEY: Final = "general.architecture"
 
 
@@ -30,7 +33,7 @@ def shard_paths(parsed: ParsedGguf) -> tuple[tuple[str, ...], int]:
     """
     folder, name = os.path.split(parsed.path)
     named = SHARD_NAME.fullmatch(name)
-    if _find(parsed, COUNT_KEY) is None:
+    if find(parsed, COUNT_KEY) is None:
         if named and int(named["count"]) > 1:
             message = (
                 f"the name says shard {int(named['number'])} of {int(named['count'])}, but {COUNT_KEY} is not in the "
@@ -38,13 +41,13 @@ def shard_paths(parsed: ParsedGguf) -> tuple[tuple[str, ...], int]:
             )
             raise GgufError("split-name", parsed.path, message)
         return (parsed.path,), 0
-    count = _count(parsed, COUNT_KEY)
+    count = _known(parsed, COUNT_KEY)
     if count <= 1:
         return (parsed.path,), 0
     at = _offset(parsed, COUNT_KEY)
     if count > MAX_SHARDS:
         raise GgufError("over-limit", parsed.path, f"{COUNT_KEY} is {count}, expected at most {MAX_SHARDS}", offset=at)
-    index = _count(parsed, NUMBER_KEY)
+    index = _known(parsed, NUMBER_KEY)
     if index >= count:
         message = f"{NUMBER_KEY} is {index} and {COUNT_KEY} {count}, expected less"
         raise GgufError("split-disagrees", parsed.path, message, offset=_offset(parsed, NUMBER_KEY))
@@ -62,53 +65,68 @@ def shard_paths(parsed: ParsedGguf) -> tuple[tuple[str, ...], int]:
     return paths, index
 
 
-def check_set(files: list[ParsedGguf]) -> None:
-    """Demands that the files of a set, in the order of their names, are one model."""
+def judge_set(files: list[ParsedGguf]) -> Iterator[GgufError]:
+    """All defects of a set whose files are given in the order of their names: they must be one model."""
     first = files[0]
+    bad = [error for parsed in files for key in SPLIT_KEYS if isinstance(error := _count(parsed, key), GgufError)]
+    yield from bad
+    if bad:
+        return
     for index, parsed in enumerate(files):
         by_name = "its place in the set by its name; is it a renamed copy of another shard?"
-        _same(parsed, NUMBER_KEY, index, by_name, "split-number")
-        _same(parsed, COUNT_KEY, len(files), "as the other shards say")
-        _same(parsed, TENSORS_KEY, _count(first, TENSORS_KEY), f"as {os.path.basename(first.path)} says")
-        architecture = _find(parsed, ARCHITECTURE_KEY)
-        firsts = _find(first, ARCHITECTURE_KEY)
+        yield from _same(parsed, NUMBER_KEY, index, by_name, "split-number")
+        yield from _same(parsed, COUNT_KEY, len(files), "as the other shards say")
+        yield from _same(parsed, TENSORS_KEY, _known(first, TENSORS_KEY), f"as {os.path.basename(first.path)} says")
+        architecture = find(parsed, ARCHITECTURE_KEY)
+        firsts = find(first, ARCHITECTURE_KEY)
         if architecture and firsts and architecture.value != firsts.value:
             found, expected = shown(architecture.value), shown(firsts.value)
             message = f"{ARCHITECTURE_KEY} is {found}, expected {expected} as in the first shard"
-            raise GgufError("split-disagrees", parsed.path, message, offset=architecture.value_offset)
+            at = architecture.value_offset
+            yield GgufError("split-disagrees", parsed.path, message, offset=at, expected=expected, found=found)
     seen: dict[str, str] = {}
     for parsed in files:
         for tensor in parsed.tensors:
             if tensor.name in seen:
                 message = f"tensor {shown(tensor.name)} is also in shard {seen[tensor.name]}"
-                raise GgufError("duplicate-tensor", parsed.path, message, offset=tensor.offset)
-            seen[tensor.name] = os.path.basename(parsed.path)
-    if len(seen) != _count(first, TENSORS_KEY):
-        message = f"{TENSORS_KEY} is {_count(first, TENSORS_KEY)}, but the shards have {len(seen)} tensors together"
-        raise GgufError("split-disagrees", first.path, message, offset=_offset(first, TENSORS_KEY))
-
-
-def _find(parsed: ParsedGguf, key: str) -> Entry | None:
-    return next((entry for entry in parsed.entries if entry.key == key), None)
+                yield GgufError("duplicate-tensor", parsed.path, message, offset=tensor.offset, tensor=tensor.name)
+        seen |= {tensor.name: os.path.basename(parsed.path) for tensor in parsed.tensors}
+    stated = _known(first, TENSORS_KEY)
+    if len(seen) != stated:
+        message = f"{TENSORS_KEY} is {stated}, but the shards have {len(seen)} tensors together"
+        where = _offset(first, TENSORS_KEY)
+        yield GgufError("split-disagrees", first.path, message, offset=where, expected=len(seen), found=stated)
 
 
 def _offset(parsed: ParsedGguf, key: str) -> int | None:
-    entry = _find(parsed, key)
+    entry = find(parsed, key)
     return None if entry is None else entry.value_offset
 
 
-def _count(parsed: ParsedGguf, key: str) -> int:
-    entry = _find(parsed, key)
+def _count(parsed: ParsedGguf, key: str) -> int | GgufError:
+    """The count of that key, or what is wrong with it."""
+    entry = find(parsed, key)
     if entry is None:
-        raise GgufError("split-key", parsed.path, f"it is a shard of a split model, but {key} is missing")
-    if entry.type.value not in INTEGER_TYPES or entry.value < 0:
-        message = f"{key} is {entry.type} {shown(entry.value)}, expected an integer >= 0"
-        raise GgufError("split-key", parsed.path, message, offset=entry.value_offset)
-    return int(entry.value)
+        return GgufError(
+            "split-key", parsed.path, f"it is a shard of a split model, but {key} is missing", expected=key
+        )
+    if entry.type.value in INTEGER_TYPES and entry.value >= 0:
+        return int(entry.value)
+    found, expected = f"{entry.type} {shown(entry.value)}", "an integer >= 0"
+    message = f"{key} is {found}, expected {expected}"
+    return GgufError("split-key", parsed.path, message, offset=entry.value_offset, expected=expected, found=found)
 
 
-def _same(parsed: ParsedGguf, key: str, expected: int, why: str, code: str = "split-disagrees") -> None:
-    found = _count(parsed, key)
+def _known(parsed: ParsedGguf, key: str) -> int:
+    """The count of that key; GgufError if it is none."""
+    count = _count(parsed, key)
+    if isinstance(count, GgufError):
+        raise count
+    return count
+
+
+def _same(parsed: ParsedGguf, key: str, expected: int, why: str, code: str = "split-disagrees") -> Iterator[GgufError]:
+    found = _known(parsed, key)
     if found != expected:
         message = f"{key} is {found}, expected {expected}, {why}"
-        raise GgufError(code, parsed.path, message, offset=_offset(parsed, key))
+        yield GgufError(code, parsed.path, message, offset=_offset(parsed, key), expected=expected, found=found)
