@@ -1,9 +1,6 @@
-"""The float types and ggml's quantised types have the bytes of ggml's reference code and gguf-py's values."""
+"""Float types and ggml's quantised types have gguf-py's bytes and values; those of ggml's C code: test_spec_blocks."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -18,28 +15,10 @@ from tqgguf.formats.errors import EncodeError
 
 QUANTISED = tuple(name for name, t in BLOCK_TYPES.items() if t.family == "ggml")
 IN_GGUF_PY = tuple(name for name in QUANTISED if name != "iq4_nl")  # gguf-py cannot encode iq4_nl
-GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_ggml.json").read_text())["vectors"]
-GOLDEN_CASES = [(vector, name) for vector, v in GOLDEN.items() for name in QUANTISED if name in v]
 
 
 def ggml_id(name: str) -> gguf.GGMLQuantizationType:
     return gguf.GGMLQuantizationType(BLOCK_TYPES[name].ggml_type)
-
-
-def from_hex(text: str, dtype: str) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(text), dtype)
-
-
-@pytest.mark.parametrize(("vector", "name"), GOLDEN_CASES)
-def test_bytes_are_those_of_ggmls_reference_quantizer(vector, name):
-    block = resolve_codec(name, 32, "k").encode(from_hex(GOLDEN[vector]["input"], "<f4"))
-    assert block.tobytes().hex() == GOLDEN[vector][name]["block"]
-
-
-@pytest.mark.parametrize(("vector", "name"), GOLDEN_CASES)
-def test_values_are_those_of_ggmls_dequantizer(vector, name):
-    decoded = resolve_codec(name, 32, "k").decode(from_hex(GOLDEN[vector][name]["block"], "u1"))
-    assert decoded.tobytes().hex() == GOLDEN[vector][name]["decoded"]
 
 
 @pytest.mark.parametrize("name", IN_GGUF_PY)
