@@ -18,10 +18,10 @@ from tiny_models import vocabulary
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError, UnsupportedModelError
 from tqgguf.formats.kv_size import LayerShape
+from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.generate import Generation, Session
 from tqgguf.runtime.load import open_model
-from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.sampling_params import SamplingParams
 

@@ -15,6 +15,7 @@ from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
+from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.calibration_choice import ChosenCalibration, choose_calibration
 from tqgguf.runtime.evaluation import Evaluation, Plan, count_windows, cut_windows, spread
@@ -29,7 +30,6 @@ from tqgguf.runtime.evaluation_caches import (
 )
 from tqgguf.runtime.load import OpenModel
 from tqgguf.runtime.mlx_folder import OpenFolder
-from tqgguf.runtime.model_config import resolve_context
 
 
 def evaluate(request: EvalRequest) -> int:

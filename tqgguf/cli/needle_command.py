@@ -15,11 +15,11 @@ from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
+from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.calibration_choice import choose_calibration
 from tqgguf.runtime.evaluation_caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
 from tqgguf.runtime.kv_settings import check_cache_types
-from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.needle import NeedleRow, NeedleTest, least_length, needle_prompts
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 

@@ -17,6 +17,7 @@ from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime import backends
 from tqgguf.runtime.calibration_choice import choose_calibration
 from tqgguf.runtime.chat import ChatTemplate
@@ -24,7 +25,6 @@ from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation, Session, check_prompt
 from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.kv_settings import check_cache_types
-from tqgguf.runtime.model_config import resolve_context
 from tqgguf.runtime.sampling import Sampler
 
 

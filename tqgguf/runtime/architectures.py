@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf_errors import shown
-from tqgguf.runtime.model_config import ModelConfig
+from tqgguf.formats.model_config import ModelConfig
 
 Argument = Callable[[ModelConfig], Any]
 

@@ -16,11 +16,11 @@ from mlx.utils import tree_flatten
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.gguf_reader import GGUFFile
+from tqgguf.formats.model_config import ModelConfig
 from tqgguf.runtime import weights
 from tqgguf.runtime.architectures import Architecture, build_model, find_architecture, parameter_names
 from tqgguf.runtime.loaded_model import Form, Progress
 from tqgguf.runtime.matrices import InputEmbedding, put_half, put_packed
-from tqgguf.runtime.model_config import ModelConfig
 from tqgguf.runtime.native.library import Library
 from tqgguf.runtime.packed_rows import PackedRows, put_rows, rows_of
 from tqgguf.runtime.rope import FactoredRoPE

@@ -16,13 +16,13 @@ import mlx.core as mx
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.fingerprint import Fingerprint, fingerprint_gguf
 from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
+from tqgguf.formats.model_config import override_rope, read_model_config
 from tqgguf.runtime import hook
 from tqgguf.runtime.architectures import check_served, find_architecture
 from tqgguf.runtime.cpu_model import suit_cpu
 from tqgguf.runtime.gguf_model import check_tensors, read_model
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.mlx_folder import OpenFolder
-from tqgguf.runtime.model_config import override_rope, read_model_config
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 

@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
-from tqgguf.runtime.model_config import ModelConfig
+from tqgguf.formats.model_config import ModelConfig
 
 
 class FactoredRoPE(nn.Module):
