@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tqgguf.cli.doctor_request import LEAST_TOKENS, DoctorRequest
-from tqgguf.cli.eval_table import aligned, finite, number
+from tqgguf.cli.eval_table import finite, number
+from tqgguf.cli.figures import aligned
 from tqgguf.cli.measuring import load, measured_text
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.block_types import PAGE_TOKENS

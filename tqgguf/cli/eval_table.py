@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tqgguf.cli.figures import aligned
 from tqgguf.runtime.evaluation import Result
 
 _MISSING = "-"
@@ -106,20 +107,6 @@ def _notes(result: Result) -> list[str]:
     if result.by_fallback:
         notes.append(f"{result.by_fallback:,} keys were read by fallback, decoded for a model that attends by itself")
     return notes
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of one width each, the first to the left, the others to the right."""
-    if not rows:
-        return []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _thousands(n: int) -> str:

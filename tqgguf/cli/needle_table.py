@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from tqgguf.cli.eval_table import aligned
+from tqgguf.cli.figures import aligned
 from tqgguf.runtime.needle import NeedleCell, NeedleTest
 
 _FOUND = {True: "yes", False: "no", None: "-"}

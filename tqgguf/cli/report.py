@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tqgguf.runtime.generate import CacheReport, Timing
+from tqgguf.cli.figures import size
+from tqgguf.runtime.session import CacheReport, Timing
 
 ENDINGS = {
     "eog": "ended by the model",
@@ -24,7 +25,7 @@ def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bo
     report = [
         f"{prompt}; {answer}; {ENDINGS[finish]}",
         f"KV cache: K {cache.type_k}{_balance(cache)}, V {cache.type_v}{prefix}; "
-        f"{cache.n_tokens:,} tokens in {_bytes(cache.kv_bytes)}, as f16 {_bytes(cache.f16_bytes)} "
+        f"{cache.n_tokens:,} tokens in {size(cache.kv_bytes)}, as f16 {size(cache.f16_bytes)} "
         f"({cache.f16_bytes / max(cache.kv_bytes, 1):.2f}x)",
         _reads("keys", cache.type_k, cache),
     ]
@@ -65,10 +66,3 @@ def _reads(what: str, cache_type: str, cache: CacheReport) -> str:
 
 def _rate(tokens: int, seconds: float) -> str:
     return f"{tokens / seconds:.1f} tokens/s" if tokens and seconds else "-"
-
-
-def _bytes(n: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if n >= size:
-            return f"{n / size:.2f} {unit}"
-    return f"{n} B"
