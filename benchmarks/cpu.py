@@ -25,8 +25,8 @@ import mlx.core as mx
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.runtime import backends
 from tqgguf.runtime.blas import cores
-from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import LoadedModel, embedded_model, load_model
+from tqgguf.runtime.session import Session
 
 PAIRS = ["f16/f16", "turbo4/turbo4", "turbo4/turbo3", "q8_0/q8_0", "q4_0/q4_0"]
 LLAMA_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml type ids

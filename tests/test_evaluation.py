@@ -21,8 +21,8 @@ from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
 from tqgguf.runtime.evaluation_caches import PLAIN_OPTIONS, CacheOptions, Candidate, candidate, reference
 from tqgguf.runtime.evaluation_scores import ReferenceRows, TokenScores
 from tqgguf.runtime.evaluation_statistics import by_position, kld_profile, position_ranges, statistics
-from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import LoadedModel, open_model
+from tqgguf.runtime.session import Session
 from tqgguf.texts import default_text
 
 N_CTX = 512

@@ -15,7 +15,7 @@ N_TOKENS = 8192
 MEASURE = """
 import resource, sys
 from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.runtime.generate import Session
+from tqgguf.runtime.session import Session
 from tqgguf.runtime.load import load_model
 import mlx.core as mx
 mx.set_default_device(mx.cpu)

@@ -20,10 +20,11 @@ from tqgguf.formats.errors import FormatError, RequestError, TqggufError, Unsupp
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime.chat import ChatTemplate
-from tqgguf.runtime.generate import Generation, Session
+from tqgguf.runtime.generate import Generation
 from tqgguf.runtime.load import open_model
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.sampling_params import SamplingParams
+from tqgguf.runtime.session import Session
 
 GEMMA = {"sliding_window": 160, "sliding_window_pattern": 3}
 LFM2 = {

@@ -13,7 +13,6 @@ from tiny_models import TinyModel, write_tiny
 
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import LoadedModel, open_model
 from tqgguf.runtime.needle import (
     ANSWER_TOKENS,
@@ -25,6 +24,7 @@ from tqgguf.runtime.needle import (
     hide,
     needle_prompts,
 )
+from tqgguf.runtime.session import Session
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 WORDS = (

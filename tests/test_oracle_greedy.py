@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.runtime.generate import Session
 from tqgguf.runtime.kv_cache import make_prompt_cache
 from tqgguf.runtime.load import LoadedModel, open_model
+from tqgguf.runtime.session import Session
 
 DATA = Path(__file__).parent / "data"
 ORACLE = json.loads((DATA / "llama_cpp_oracle.json").read_text(encoding="utf-8"))["models"]

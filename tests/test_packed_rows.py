@@ -24,12 +24,12 @@ from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.gguf_types import GGML_TYPES
 from tqgguf.runtime import packed_rows
-from tqgguf.runtime.generate import Session
 from tqgguf.runtime.load import LoadedModel, embedded_model, open_model
 from tqgguf.runtime.matrices import InputEmbedding
 from tqgguf.runtime.native.library import row_matrix
 from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS, PackedRows, RowsEmbedding, RowsLinear, is_served
 from tqgguf.runtime.row_layers import RowsLayer
+from tqgguf.runtime.session import Session
 
 N_ROWS, N = 1031, 768  # an odd number of rows, of more than one run
 
@@ -248,7 +248,7 @@ def test_smollm2_chooses_the_dense_ones_tokens(smollm2):
 MEASURE = """
 import resource, sys
 from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.runtime.generate import Session
+from tqgguf.runtime.session import Session
 from tqgguf.runtime.load import load_model
 import mlx.core as mx
 mx.set_default_device(mx.cpu)

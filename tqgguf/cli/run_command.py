@@ -22,10 +22,11 @@ from tqgguf.runtime import backends
 from tqgguf.runtime.calibration_choice import choose_calibration
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
-from tqgguf.runtime.generate import Generation, Session, check_prompt
+from tqgguf.runtime.generate import Generation
 from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.kv_settings import check_cache_types
 from tqgguf.runtime.sampling import Sampler
+from tqgguf.runtime.session import Session, check_prompt
 
 
 def run(request: RunRequest) -> int:

@@ -167,6 +167,8 @@ def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[tu
             "tail",
             f"expected a tail shorter than a page behind whole pages, found {len(held.tail)} tokens after {end}",
         )
+    if end % PAGE_TOKENS and not codec.is_float and (layer.n_prefix or (side == "k" and layer.balance != "off")):
+        yield "rows", f"expected rows of whole pages beside a balance or an exact prefix, found them up to token {end}"
     for name, (shape, dtype) in _expected_parts(layer, side, n_cells).items():
         array = getattr(held, name)
         if array is None and 0 in shape:

@@ -17,11 +17,11 @@ from tqgguf.formats.balance import NOT_ROTATED, RopeLayout, centred_squares, cha
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.cache_spec import TURBO_PREFIX
 from tqgguf.formats.errors import EncodeError, RequestError
-from tqgguf.runtime.generate import Session
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.hook import Step
 from tqgguf.runtime.loaded_model import LoadedModel
 from tqgguf.runtime.rope_layout import rope_layouts
+from tqgguf.runtime.session import Session
 
 Progress = Callable[[int, int], None]
 """Called with (tokens evaluated, tokens in all)."""

@@ -19,7 +19,7 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.evaluation_caches import Candidate
 from tqgguf.runtime.evaluation_scores import Logits, ReferenceRows, TokenScores
 from tqgguf.runtime.evaluation_statistics import PositionRange, Statistics, by_position, kld_profile, statistics
-from tqgguf.runtime.generate import DEFAULT_CHUNK
+from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_sides import cuts
 from tqgguf.runtime.loaded_model import LoadedModel

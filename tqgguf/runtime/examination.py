@@ -13,7 +13,7 @@ from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.cache_pairs import CachePair
 from tqgguf.runtime.evaluation import Evaluation, Plan, Result
 from tqgguf.runtime.evaluation_caches import CacheOptions, candidate, reference
-from tqgguf.runtime.generate import DEFAULT_CHUNK
+from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.kv_settings import check_cache_types
 from tqgguf.runtime.loaded_model import LoadedModel
 from tqgguf.runtime.recommendation import Recommendation, best_by_layer, best_uniform

@@ -36,8 +36,11 @@ class BlockKVCache(_BaseCache):
 
     channel_scale: f32 [n_kv_heads, head_dim] from a calibration, for K balanced in full. rope: the channels that RoPE
     turns together. tail: if False, queries read their own page as blocks too, wherever the step that brings it fills
-    it; every step but the last must then bring whole pages. Fidelity is judged so.
+    it; every step but the last must then bring whole pages. Fidelity is judged so. keeps_pages: those that no query can
+    see any more stay too, for a prompt that is taken up again earlier.
     """
+
+    keeps_pages = False
 
     def __init__(
         self,
@@ -53,7 +56,9 @@ class BlockKVCache(_BaseCache):
         tail: bool = True,
         usage: hook.Usage | None = None,
         reading: Reading | None = None,
+        keeps_pages: bool = False,
     ) -> None:
+        self.keeps_pages = keeps_pages
         (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
         settings = LayerSettings(types, layer, window, rope, tail)
         settings.check()
@@ -116,6 +121,9 @@ class BlockKVCache(_BaseCache):
             sides = self.sides[0].copy(), self.sides[1].copy()
         n_rows = keys.shape[2]
         k, v = (self._append(*new) for new in zip(("k", "v"), sides, (keys, values), strict=True))
+        if self.keeps_pages and self.window is not None:
+            first = self._first_needed(self.offset)
+            k, v = k.starting_at(first), v.starting_at(first)
         step = hook.Step(
             k,
             v,
@@ -183,7 +191,7 @@ class BlockKVCache(_BaseCache):
 
     def _release(self) -> None:
         """Free what no later query can see; the step that was just made keeps its own views."""
-        if self.sides is not None:
+        if self.sides is not None and not self.keeps_pages:
             for side in self.sides:
                 side.release(self._first_needed(self.offset))
 
@@ -212,6 +220,10 @@ class BlockKVCache(_BaseCache):
         """Whether `trim` can go back to any position: true until a window has freed its first page."""
         return self.start == 0
 
+    def can_go_back(self, length: int) -> bool:
+        """Whether `trim` can leave this many tokens: every page that the next query would see must still be there."""
+        return self._first_needed(length) * PAGE >= self.start
+
     def trim(self, n: int) -> int:
         """Remove the last n tokens (all, if there are fewer) and return how many were removed.
 
@@ -225,7 +237,7 @@ class BlockKVCache(_BaseCache):
         n = min(n, self.offset)
         length = self.offset - n
         if n and self.sides is not None:
-            if self._first_needed(length) * PAGE < self.start:
+            if not self.can_go_back(length):
                 raise ValueError(
                     f"trim: layer {self.layer} holds tokens from {self.start} on and cannot go back to {length} "
                     f"with a window of {self.window}"
@@ -294,6 +306,11 @@ def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any
     return settings, (offset, first_page, scale), rest
 
 
+def can_go_back(cache: Any, length: int) -> bool:
+    """Whether a layer's cache, of any kind, can be trimmed to `length` tokens."""
+    return cache.can_go_back(length) if isinstance(cache, BlockKVCache) else bool(cache.is_trimmable())
+
+
 def _open_scale(side: BlockSide | FloatSide) -> ChannelScale | None:
     """A side's channel scale while queries are still to decide it."""
     scale = side.scale if isinstance(side, BlockSide) else None
@@ -328,6 +345,7 @@ def make_prompt_cache(
     strict: bool = False,
     usage: hook.Usage | None = None,
     reading: Reading | None = None,
+    keeps_pages: bool = False,
 ) -> list[Any]:
     """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
 
@@ -335,9 +353,9 @@ def make_prompt_cache(
     (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
     in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
     turbo K, 'off' for others). channel_scales: `read_calibration(file).scales`, [n_kv_heads, head_dim] by layer; layers
-    without one take theirs from page 0. tail: see `BlockKVCache`. strict: attention that cannot read blocks is an
-    error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head size that a
-    type cannot hold (naming the layer).
+    without one take theirs from page 0. tail, keeps_pages: see `BlockKVCache`. strict: attention that cannot read
+    blocks is an error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head
+    size that a type cannot hold (naming the layer).
     """
     spec = CacheSpec(type_k, type_v, n_prefix, balance)
     spec.check()
@@ -363,5 +381,6 @@ def make_prompt_cache(
                 tail=tail,
                 usage=usage,
                 reading=reading,
+                keeps_pages=keeps_pages,
             )
     return caches

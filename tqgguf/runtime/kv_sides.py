@@ -59,6 +59,17 @@ class SideView:
             return (self.rows_start + self.rows.shape[1]) // PAGE
         return self.pages_start + (0 if self.codes is None else self.codes.shape[0])
 
+    def starting_at(self, page: int) -> SideView:
+        """Without the pages before `page`, which is no later than the one of `rows`' end."""
+        if page <= self.first_page:
+            return self
+        if self.codec.is_float:
+            return replace(self, rows=self.rows[:, page * PAGE - self.rows_start :], rows_start=page * PAGE)
+        cut = page - self.pages_start
+        parts = (self.codes, self.scales, self.page_means)
+        codes, scales, means = (None if part is None else part[cut:] for part in parts)
+        return replace(self, codes=codes, scales=scales, page_means=means, pages_start=page, prefix=None)
+
     def decoded(self, first: int, last: int) -> mx.array:
         """Rows f32 [n_kv_heads, tokens, head_dim] in original axes that pages first .. last - 1 decode to, lazily."""
         lo, hi = first - self.pages_start, last - self.pages_start

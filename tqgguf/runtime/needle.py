@@ -17,12 +17,13 @@ import mlx.core as mx
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.chat import ChatTemplate
-from tqgguf.runtime.generate import Generation, Session
+from tqgguf.runtime.generate import Generation
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.loaded_model import LoadedModel
 from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.sampling_params import SamplingParams
+from tqgguf.runtime.session import Session
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 ANSWER_TOKENS = 32

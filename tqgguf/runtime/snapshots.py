@@ -1,0 +1,210 @@
+"""Between caches and snapshots: what a prompt cache holds as a `Snapshot`, and the same caches again from one.
+
+Blocks are permuted, never requantised. A snapshot's rows are read from the caches' planes while they are asked for, so
+that saving holds no second copy; a restore fills new planes from the file's mapping. Whether a snapshot belongs to a
+model and to a request is `snapshot_fit`'s question; files are `formats`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.codec import Codec, Side
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.kv_size import SIDES
+from tqgguf.formats.page_rows import pages_to_rows, rows_to_pages
+from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot
+from tqgguf.formats.stored_codec import StoredCodec
+from tqgguf.runtime.kv_cache import BlockKVCache
+from tqgguf.runtime.kv_settings import LayerSettings
+from tqgguf.runtime.kv_sides import FLOAT_DTYPES, BlockSide, FloatSide
+
+_BITS = {"f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}
+PAGES_AT_A_TIME = 64  # of one side that are permuted at once: a few MB, which stay in a core's cache
+
+
+def capture_layers(caches: Sequence[Any]) -> tuple[LayerSnapshot, ...]:
+    """What the BlockKVCaches among a model's caches hold, one entry for each that holds tokens.
+
+    The snapshot reads the caches while it is written: they must not change before that is done. RequestError: a cache
+    of another kind holds something (a recurrent state, mlx-lm's own), which a snapshot cannot hold.
+    """
+    for layer, cache in enumerate(caches):
+        if not isinstance(cache, BlockKVCache) and not cache.empty():
+            raise RequestError(
+                f"layer {layer}: its cache is a {type(cache).__name__}, which a snapshot cannot hold; "
+                "expected caches of tqgguf.make_prompt_cache"
+            )
+    ours = [cache for cache in caches if isinstance(cache, BlockKVCache) and cache.sides is not None]
+    mx.eval([cache.state for cache in ours])
+    return tuple(_capture(cache) for cache in ours)
+
+
+def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
+    """Make new caches of the same types and settings hold what a snapshot holds.
+
+    RequestError: a layer is missing or is of other settings (types, RoPE, window) than its cache. FormatError: see
+    `restore_layer`.
+    """
+    ours = {cache.layer: cache for cache in caches if isinstance(cache, BlockKVCache)}
+    held = {layer.layer: layer for layer in snapshot.layers}
+    if snapshot.n_cells and ours.keys() != held.keys():
+        raise RequestError(
+            f"snapshot: expected layers {_numbers(ours)}, found {_numbers(held)}: it is of another model"
+        )
+    for number, layer in held.items():
+        expected = ours[number].settings
+        found = replace(settings_of(layer), has_tail=expected.has_tail)
+        if found != expected:
+            raise RequestError(f"layer {number}: the snapshot's is {found}, expected {expected}")
+    for number, layer in held.items():
+        restore_layer(layer, ours[number])
+
+
+def _numbers(layers: Collection[int]) -> str:
+    return f"{min(layers)} to {max(layers)}, {len(layers)} in all" if layers else "none"
+
+
+def restore_layer(layer: LayerSnapshot, cache: BlockKVCache) -> None:
+    """Make an empty cache of the same types and settings hold what a snapshot's layer holds.
+
+    Rows of the last, unfilled page that came in blocks become its f16 tail, and those before the first whole page of a
+    window are left out. FormatError: values that cannot be; the cache is then as it was.
+    """
+    first_page = -(-layer.start // PAGE_TOKENS)
+    offset = layer.start + layer.k.n_tokens
+    sides = [_restored(layer.side(side), layer.start, side, layer.balance) for side in SIDES]
+    dims = [layer.side(side).codec.head_dim for side in SIDES]
+    given = mx.array(layer.k.channel_scale) if layer.scale_is_given and layer.k.channel_scale is not None else None
+    cache.state = (*cache.settings.scalars(), offset, first_page, given, *dims, *sides)
+
+
+def settings_of(layer: LayerSnapshot) -> LayerSettings:
+    """What a cache that holds a snapshot's layer was asked to be."""
+    return LayerSettings(layer.types, layer.layer, layer.window, layer.rope)
+
+
+@dataclass(frozen=True)
+class PlaneRows:
+    """The pages of a BlockSide as rows uint8 [tokens, n_kv_heads, row_bytes], permuted while they are read."""
+
+    codec: Codec
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float16]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape[0] * PAGE_TOKENS, self.codes.shape[1], self.codec.row_bytes
+
+    def __getitem__(self, tokens: slice, /) -> NDArray[np.uint8]:
+        start, stop, _ = tokens.indices(self.shape[0])
+        first, last = start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)
+        rows = pages_to_rows(self.codec, self.codes[first:last], self.scales[first:last])
+        return rows[start - first * PAGE_TOKENS : stop - first * PAGE_TOKENS]
+
+
+def _capture(cache: BlockKVCache) -> LayerSnapshot:
+    assert cache.sides is not None
+    types = cache.settings.types
+    k, v = (_captured(side, name) for name, side in zip(SIDES, cache.sides, strict=True))
+    return LayerSnapshot(
+        layer=cache.layer,
+        k=k,
+        v=v,
+        start=cache.start,
+        window=cache.window,
+        balance=types.balance,
+        n_prefix=types.n_prefix,
+        rope=cache.settings.rope,
+        scale_is_given=cache.channel_scale is not None,
+    )
+
+
+def _captured(side: BlockSide | FloatSide, name: Side) -> SideSnapshot:
+    codec = side.codec
+    stored = StoredCodec.native(codec.cache_type, codec.head_dim, name)
+    n_heads = side.n_heads or 0
+    if isinstance(side, FloatSide):
+        (rows,) = side.arrays()
+        assert rows is not None
+        return SideSnapshot(stored, _as_numpy(rows).view(np.uint8).reshape(rows.shape[0], n_heads, codec.row_bytes))
+    codes, scales = side.codes.read(), side.scales.read()
+    rows_held: Any = np.empty((0, n_heads, codec.row_bytes), np.uint8)
+    if codes is not None and scales is not None and len(codes):
+        rows_held = PlaneRows(codec, _as_numpy(codes), _as_numpy(scales))
+    scale = side.scale
+    squares = None if scale is None or scale.value is not None else scale.query_squares
+    return SideSnapshot(
+        stored,
+        rows_held,
+        tail=_token_major(side.tail),
+        prefix=_token_major(side.prefix),
+        page_means=None if side.means is None or not side.means.length else _as_numpy(side.means.read()),
+        channel_scale=None if scale is None or scale.value is None else _as_numpy(scale.value),
+        query_squares=None if squares is None or 0 in squares.shape else _as_numpy(squares),
+    )
+
+
+def _restored(side: SideSnapshot, start: int, name: Side, balance: str) -> list[mx.array | None]:
+    """A side's arrays as `BlockSide.restore` and `FloatSide.restore` take them."""
+    codec = side.codec.codec
+    skipped = -start % PAGE_TOKENS
+    if codec.is_float:
+        rows = np.ascontiguousarray(side.rows[skipped : side.rows.shape[0]])
+        return [mx.array(rows.view(_BITS[codec.cache_type])).view(FLOAT_DTYPES[codec.cache_type])]
+    n_pages = max(side.rows.shape[0] - skipped, 0) // PAGE_TOKENS
+    codes, scales = _planes(codec, side, skipped, n_pages)
+    arrays = [codes, scales, _head_major(side.prefix), _head_major(_tail(side, skipped + n_pages * PAGE_TOKENS))]
+    if name == "k" and balance != "off":
+        arrays.append(_as_mlx(side.page_means))
+    if name == "k" and balance == "full":
+        arrays += [_as_mlx(side.channel_scale), _as_mlx(side.query_squares)]
+    return arrays
+
+
+def _planes(codec: Codec, side: SideSnapshot, skipped: int, n_pages: int) -> tuple[mx.array | None, mx.array | None]:
+    """Planes of the whole pages from row `skipped` on."""
+    if not n_pages:
+        return None, None
+    lead = (n_pages, side.rows.shape[1], PAGE_TOKENS)
+    codes = np.empty((*lead, codec.n_blocks * codec.code_bytes), np.uint8)
+    scales = np.empty((*lead, codec.n_blocks * codec.n_scales), np.float16)
+    for first in range(0, n_pages, PAGES_AT_A_TIME):
+        last = min(first + PAGES_AT_A_TIME, n_pages)
+        rows = side.rows[skipped + first * PAGE_TOKENS : skipped + last * PAGE_TOKENS]
+        rows_to_pages(codec, rows, codes[first:last], scales[first:last])
+    return mx.array(codes), mx.array(scales)
+
+
+def _tail(side: SideSnapshot, n_in_pages: int) -> NDArray[np.float16] | None:
+    """The rows of the unfilled page: as they are, or decoded where they came in blocks."""
+    n_rows = side.rows.shape[0]
+    if n_rows <= n_in_pages:
+        return side.tail
+    return side.codec.decode(side.rows[n_in_pages:n_rows]).astype(np.float16)
+
+
+def _as_numpy(array: mx.array | None) -> NDArray[Any]:
+    """A view of an evaluated array's memory; bf16 as the uint16 of its bits."""
+    assert array is not None
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def _as_mlx(array: NDArray[Any] | None) -> mx.array | None:
+    return None if array is None else mx.array(array)
+
+
+def _token_major(rows: mx.array | None) -> NDArray[np.float16] | None:
+    """[n_kv_heads, tokens, head_dim] as [tokens, n_kv_heads, head_dim]; None where there are none."""
+    return None if rows is None or not rows.shape[1] else _as_numpy(rows).swapaxes(0, 1)
+
+
+def _head_major(rows: NDArray[np.float16] | None) -> mx.array | None:
+    return None if rows is None or not len(rows) else mx.array(np.ascontiguousarray(rows.swapaxes(0, 1)))
