@@ -27,6 +27,8 @@ class BlockForm:
     n_bytes: int
 
 
+TURBO_GROUP: Final = 128  # values that forks rotate and normalise together
+
 TURBO_FORMS: Final[dict[str, tuple[BlockForm, ...]]] = {
     "turbo4": (BlockForm(128, 66), BlockForm(128, 68)),
     "turbo3": (BlockForm(128, 50), BlockForm(32, 14)),
