@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
     from tqgguf.formats.calibration import read_calibration
     from tqgguf.formats.errors import TqggufError
+    from tqgguf.formats.finding import Finding
+    from tqgguf.formats.validation import validate
     from tqgguf.runtime.kv_cache import make_prompt_cache
     from tqgguf.runtime.load import load_model
 
@@ -20,18 +22,22 @@ __version__ = "0.1.0"
 __all__ = [
     "BLOCK_TYPES",
     "CACHE_TYPE_NAMES",
+    "Finding",
     "TqggufError",
     "__version__",
     "load_model",
     "make_prompt_cache",
     "read_calibration",
+    "validate",
 ]
 
 _FORMATS = {
     "BLOCK_TYPES": "tqgguf.formats.block_types",
     "CACHE_TYPE_NAMES": "tqgguf.formats.block_types",
+    "Finding": "tqgguf.formats.finding",
     "TqggufError": "tqgguf.formats.errors",
     "read_calibration": "tqgguf.formats.calibration",
+    "validate": "tqgguf.formats.validation",
 }
 _NEEDS_MLX = {"make_prompt_cache": "tqgguf.runtime.kv_cache", "load_model": "tqgguf.runtime.load"}
 

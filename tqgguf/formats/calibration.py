@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,11 @@ from tqgguf.formats.atomic import replacing
 from tqgguf.formats.balance import SCALE_LIMITS
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.fingerprint import Fingerprint, read_fingerprint
+from tqgguf.formats.gguf_cursor import raise_errors
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
 from tqgguf.formats.kv_size import LayerShape
+from tqgguf.formats.rules import DefectError
 
 GENERAL_TYPE = "kv-calibration"
 VERSION = 1
@@ -107,17 +110,10 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     """Read and check a sidecar. FormatError: damaged, of another kind or version; TqggufError: it cannot be opened."""
     with open_gguf(path) as file:
         _check_type(file)
-        version = file.uint(f"{KEYS}version")
-        if version != VERSION:
-            raise FormatError(
-                f"{path}: expected a calibration of version {VERSION}, found {version}; make it again with "
-                "`tqgguf calibrate`"
-            )
-        matches = [match for match in map(_TENSOR_NAME.fullmatch, file.tensors) if match is not None]
-        if not matches:
-            raise FormatError(f"{path}: expected tensors named {_TENSOR.format('N')}, found none")
+        for defect in calibration_defects(file):
+            raise_errors(defect)
         return Calibration(
-            scales={int(match[1]): _scale(file, match[0]) for match in matches},
+            scales={int(match[1]): file.array(match[0]).astype(np.float32) for match in _scale_tensors(file)},
             fingerprint=read_fingerprint(file),
             architecture=file.text("general.architecture"),
             model=file.text(f"{KEYS}model"),
@@ -125,6 +121,37 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
             text=file.text(f"{KEYS}text"),
             text_sha256=file.text(f"{KEYS}text_sha256"),
         )
+
+
+def calibration_defects(file: GGUFFile) -> Iterator[DefectError]:
+    """All that is wrong with a GGUF that says it is a calibration."""
+    try:
+        version = file.uint(f"{KEYS}version")
+    except DefectError as defect:
+        yield defect
+        return
+    if version != VERSION:
+        message = f"expected a calibration of version {VERSION}, found {version}; make it again with `tqgguf calibrate`"
+        at = file.value_offset(f"{KEYS}version")
+        yield DefectError("calibration-version", file.path, message, offset=at, expected=VERSION, found=version)
+        return
+    getters: tuple[Callable[[], object], ...] = (
+        lambda: read_fingerprint(file),
+        lambda: file.text("general.architecture"),
+        lambda: file.uint(f"{KEYS}tokens"),
+        *(partial(file.text, KEYS + key) for key in ("model", "text", "text_sha256")),
+    )
+    for get in getters:
+        try:
+            get()
+        except DefectError as defect:
+            yield defect
+    matches = _scale_tensors(file)
+    if not matches:
+        message = f"expected tensors named {_TENSOR.format('N')}, found none"
+        yield DefectError("calibration-tensor", file.path, message)
+    for match in matches:
+        yield from _scale_defects(file, match[0])
 
 
 def check_fits(
@@ -161,19 +188,27 @@ def _check_type(file: GGUFFile) -> None:
         raise FormatError(f"{file.path}: expected general.type {GENERAL_TYPE}, found {shown(found)}")
 
 
-def _scale(file: GGUFFile, name: str) -> NDArray[np.float32]:
+def _scale_tensors(file: GGUFFile) -> list[re.Match[str]]:
+    return [match for match in map(_TENSOR_NAME.fullmatch, file.tensors) if match is not None]
+
+
+def _scale_defects(file: GGUFFile, name: str) -> Iterator[DefectError]:
     info = file.tensors[name]
     if info.ggml_type != _F32 or len(info.shape) != 2 or not info.n_values:
-        raise FormatError(
-            f"{file.path}: {name}: expected F32 [n_kv_heads, head_dim], found {info.type_name} {list(info.shape)}"
+        expected, found = "F32 [n_kv_heads, head_dim]", f"{info.type_name} {list(info.shape)}"
+        message = f"{name}: expected {expected}, found {found}"
+        yield DefectError(
+            "calibration-tensor", file.path, message, offset=info.offset, tensor=name, expected=expected, found=found
         )
-    scale = file.array(name).astype(np.float32)
+        return
+    scale = file.array(name)
     low, high = SCALE_LIMITS
     wrong = ~((scale >= low) & (scale <= high))
     if wrong.any():
         head, channel = (int(i) for i in np.argwhere(wrong)[0])
-        raise FormatError(
-            f"{file.path}: {name}: expected numbers from {low:.3g} to {high:.3g}, "
-            f"found {scale[head, channel]} in head {head}, channel {channel}"
+        found, expected = f"{scale[head, channel]}", f"numbers from {low:.3g} to {high:.3g}"
+        message = f"{name}: expected {expected}, found {found} in head {head}, channel {channel}"
+        at = info.offset + 4 * (head * info.shape[1] + channel)
+        yield DefectError(
+            "calibration-scale", file.path, message, offset=at, tensor=name, expected=expected, found=found
         )
-    return scale

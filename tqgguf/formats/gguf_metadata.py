@@ -38,6 +38,10 @@ class MetadataAccess:
         """Type of a value as it stands in the file."""
         return self._entry(key, "a value").type
 
+    def value_offset(self, key: str) -> int | None:
+        """Where a value stands in the (first) file, in bytes; None if the key is absent."""
+        return self._entries[key].value_offset if key in self._entries else None
+
     @overload
     def uint(self, key: str) -> int: ...
     @overload

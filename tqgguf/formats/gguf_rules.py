@@ -16,6 +16,7 @@ from tqgguf.formats.gguf_types import (
     DEFAULT_ALIGNMENT,
     GGML_TYPES,
     MAX_ALIGNMENT,
+    MAX_DIMS,
     MAX_SIZE,
     REMOVED_GGML_TYPES,
     ValueType,
@@ -28,12 +29,11 @@ ALIGNMENT_KEY = "general.alignment"
 def judge(parsed: ParsedGguf) -> Iterator[GgufError]:
     """All errors of one file, in its order. Ends early where later rules would have nothing to stand on."""
     yield from _keys(parsed)
-    bad_alignment = list(_alignment(parsed))
-    yield from bad_alignment
+    yield from _alignment(parsed)
     yield from _names(parsed)
     bad_shapes = list(_shapes(parsed))
     yield from bad_shapes
-    if parsed.is_whole and not bad_alignment and not bad_shapes:
+    if parsed.is_whole and not bad_alignment(parsed) and not bad_shapes:
         yield from _extents(parsed)
         yield from _overlaps(parsed)
 
@@ -84,6 +84,23 @@ def n_bytes(tensor: TensorRecord) -> int | None:
     """Bytes of a tensor's data without padding; None if the type is unknown."""
     ggml_type = GGML_TYPES.get(tensor.type_id)
     return None if ggml_type is None else n_values(tensor) // ggml_type.block_size * ggml_type.block_bytes
+
+
+def bad_alignment(parsed: ParsedGguf) -> bool:
+    """Whether it cannot be told where the data section begins, because general.alignment cannot be used."""
+    return any(_alignment(parsed))
+
+
+def fits(parsed: ParsedGguf, tensor: TensorRecord) -> bool:
+    """Whether a tensor's bytes are known and lie within the file, so that they can be read."""
+    ggml_type = GGML_TYPES.get(tensor.type_id)
+    if ggml_type is None or max(tensor.dims, default=0) > MAX_SIZE or len(tensor.dims) > MAX_DIMS:
+        return False
+    row = tensor.dims[0] if tensor.dims else 1
+    return (
+        row % ggml_type.block_size == 0
+        and data_start(parsed) + tensor.data_offset + (n_bytes(tensor) or 0) <= parsed.size
+    )
 
 
 def is_utf8(text: str) -> bool:

@@ -49,13 +49,15 @@ BELONGING_RULES: Final[tuple[Rule, ...]] = (
          "name the model that it was made with, or make it again with this one"),
     Rule("TQ602", "other-hyperparameters", ERROR, "the file was made with a model of other hyperparameters",
          "name the model that it was made with, or make it again with this one"),
-    Rule("TQ603", "other-rope", WARNING, "the file was made with other RoPE parameters",
+    Rule("TQ603", "other-rope", ERROR, "the snapshot was made with other RoPE parameters",
          "use the same --rope flags as when it was made"),
     Rule("TQ604", "other-tokenizer", WARNING, "the file was made with a model of another tokenizer",
          "name the model that it was made with"),
-    Rule("TQ605", "other-layers", ERROR, "the layers or heads of the file are not the model's", "make the file again"),
-    Rule("TQ606", "no-fingerprint", ERROR, "the file says of no model that it belongs to it",
-         "leave --model out for such files"),
+    Rule("TQ605", "calibration-rope", WARNING,
+         "the calibration was made with other RoPE parameters; it is used all the same",
+         "make it again with the same --rope flags if quality matters"),
+    Rule("TQ606", "no-fingerprint", WARNING, "the file does not say which model it was made with",
+         "nothing can be told: try it, and look at the text"),
 )  # fmt: skip
 
 CALIBRATION_RULES: Final[tuple[Rule, ...]] = (

@@ -1,24 +1,36 @@
 """Headers of safetensors files, checked; tensors as views of the mapped file.
 
 A file is a little-endian u64 n, n bytes of JSON {name: {"dtype", "shape", "data_offsets": [start, end]}} (offsets in
-bytes from the end of the JSON), and the data. Dtypes are taken as the names that they are: what values mean is not
-known here.
+bytes from the end of the JSON), and the data, of which every byte belongs to one tensor. Defects go to a `report`: it
+raises in the reader and collects in a validator. What values mean is not known here.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from tqgguf.formats.errors import FormatError, TqggufError
+from tqgguf.formats.file_kind import MAX_SAFETENSORS_HEADER
+from tqgguf.formats.gguf_cursor import Buffer, Report, raise_errors
 from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.gguf_types import MAX_SIZE
+from tqgguf.formats.mapped_file import map_file
+from tqgguf.formats.rules import DefectError
 
-MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
-_METADATA = "__metadata__"
+_METADATA: Final = "__metadata__"
+_LENGTH_BYTES: Final = 8
+MAX_DIMS: Final = 64  # numpy's limit; keeps a product of dimensions cheap
+
+DTYPE_BITS: Final[dict[str, int]] = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+    "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+"""Bits of a value, of every dtype that the safetensors library has."""
 
 
 @dataclass(frozen=True)
@@ -30,43 +42,168 @@ class SafeTensor:
     data: memoryview
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """What the header says of one tensor. start, end: its bytes, counted from the end of the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
 def open_safetensors(path: str | os.PathLike[str]) -> Mapping[str, SafeTensor]:
     """The tensors of a file by name. The mapping of the file stays until the last view of it is gone.
 
-    FormatError: the header breaks the format, or data lies outside the file. TqggufError: it cannot be opened.
+    DefectError (a FormatError): the file breaks its format. TqggufError: it cannot be opened.
     """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
-    except (OSError, ValueError) as error:
-        raise TqggufError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
-    length = int.from_bytes(view[:8], "little")
-    if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-        raise FormatError(f"{path}: expected a safetensors header, found {size} bytes that begin otherwise", offset=0)
-    try:
-        header = json.loads(bytes(view[8 : 8 + length]))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: expected a header in JSON, found a mistake: {error}", offset=8) from error
-    if not isinstance(header, dict):
-        raise FormatError(f"{path}: expected an object as header, found {type(header).__name__}", offset=8)
-    data = view[8 + length :]
-    return {name: _tensor(path, name, entry, data) for name, entry in header.items() if name != _METADATA}
+    name = os.fsdecode(path)
+    buffer = map_file(name, "a safetensors file")
+    header = _Header(buffer, name, raise_errors)
+    data = memoryview(buffer)[header.data_start :]
+    return {entry.name: SafeTensor(entry.dtype, entry.shape, data[entry.start : entry.end]) for entry in header.entries}
 
 
-def _tensor(path: str | os.PathLike[str], name: str, entry: Any, data: memoryview) -> SafeTensor:
-    fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = fields.get("dtype"), _sizes(fields.get("shape")), _sizes(fields.get("data_offsets"))
-    if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
-        raise FormatError(f"{path}: tensor {shown(name)}: expected dtype, shape and data_offsets, found {shown(entry)}")
-    start, end = offsets
-    if not start <= end <= len(data):
-        raise FormatError(
-            f"{path}: tensor {shown(name)}: expected data within {len(data)} bytes, found it at {start} to {end}"
-        )
-    return SafeTensor(dtype, shape, data[start:end])
+def judge_safetensors(buffer: Buffer, path: str) -> Iterator[DefectError]:
+    """All that is wrong with a file."""
+    found: list[DefectError] = []
+    try:
+        _Header(buffer, path, found.append)
+    except DefectError as defect:
+        found.append(defect)
+    yield from found
+
+
+class _Header:
+    """Reads and checks a header: `entries` are those that could be read. What cannot be read past is raised."""
+
+    def __init__(self, buffer: Buffer, path: str, report: Report) -> None:
+        self.path, self.report = path, report
+        length = int.from_bytes(buffer[:_LENGTH_BYTES], "little")
+        most = min(len(buffer) - _LENGTH_BYTES, MAX_SAFETENSORS_HEADER)
+        if length > most:
+            beginning = (
+                f"{len(buffer)} bytes" if most < 0 else f"{len(buffer)} bytes that begin with a length of {length}"
+            )
+            message = f"expected a safetensors header, found {beginning}"
+            raise self._error("safetensors-length", message, 0, f"at most {max(most, 0)} bytes", f"{length} bytes")
+        self.text = buffer[_LENGTH_BYTES : _LENGTH_BYTES + length]
+        self.data_start = _LENGTH_BYTES + length
+        self.n_bytes = len(buffer) - self.data_start
+        self._places: dict[bytes, int] | None = None
+        self.entries = [entry for name, value in self._pairs() for entry in self._entry(name, value)]
+        self._cover()
+
+    def _error(
+        self, code: str, message: str, at: int, expected: object = None, found: object = None, tensor: str | None = None
+    ) -> DefectError:
+        return DefectError(code, self.path, message, offset=at, tensor=tensor, expected=expected, found=found)
+
+    def _pairs(self) -> list[tuple[str, Any]]:
+        """Names and entries of the header in its order, without __metadata__."""
+        repeated: list[str] = []
+
+        def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+            result = dict(items)
+            if len(result) < len(items):
+                names = [name for name, _ in items]
+                repeated.append(next(name for name in names if names.count(name) > 1))
+            return result
+
+        try:
+            header = json.loads(self.text.decode("utf-8"), object_pairs_hook=pairs)
+        except UnicodeDecodeError as error:
+            at = _LENGTH_BYTES + error.start
+            raise self._error("safetensors-header", "expected a header in UTF-8, found other bytes", at) from error
+        except json.JSONDecodeError as error:
+            at = _LENGTH_BYTES + len(error.doc[: error.pos].encode())
+            raise self._error(
+                "safetensors-header", f"expected a header in JSON, found a mistake: {error}", at
+            ) from error
+        except (ValueError, RecursionError) as error:
+            message = f"expected a header in JSON, found a mistake: {error}"
+            raise self._error("safetensors-header", message, _LENGTH_BYTES) from error
+        if not isinstance(header, dict):
+            found = type(header).__name__
+            message = f"expected an object as header, found {found}"
+            raise self._error("safetensors-header", message, _LENGTH_BYTES, "an object", found)
+        for name in repeated[:1]:
+            message = f"the name {shown(name)} occurs twice"
+            self.report(self._error("safetensors-header", message, self._place(name), tensor=name))
+        metadata = header.pop(_METADATA, None) or {}  # mlx writes null
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            expected = "an object of texts"
+            message = f"{_METADATA}: expected {expected}, found {shown(metadata)}"
+            self.report(self._error("safetensors-entry", message, self._place(_METADATA), expected, shown(metadata)))
+        return list(header.items())
+
+    def _place(self, name: str) -> int:
+        """Where a name stands in the file; the header's beginning if it is written in an unusual way."""
+        if self._places is None:
+            keys = re.finditer(rb'"((?:[^"\\]|\\.)*)"\s*:', self.text)
+            self._places = {}
+            for key in keys:
+                self._places.setdefault(key[1], _LENGTH_BYTES + key.start())
+        for is_ascii in (False, True):
+            written = json.dumps(name, ensure_ascii=is_ascii)[1:-1].encode("utf-8", "surrogatepass")
+            if written in self._places:
+                return self._places[written]
+        return _LENGTH_BYTES
+
+    def _entry(self, name: str, value: Any) -> Iterator[_Entry]:
+        """The entry, if it can be read."""
+        fields = value if isinstance(value, dict) else {}
+        dtype, shape, offsets = fields.get("dtype"), _sizes(fields.get("shape")), _sizes(fields.get("data_offsets"))
+        what = f"tensor {shown(name)}"
+        if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
+            expected = "dtype, shape and data_offsets"
+            message = f"{what}: expected {expected}, found {shown(value)}"
+            self.report(self._error("safetensors-entry", message, self._place(name), expected, shown(value), name))
+            return
+        start, end = offsets
+        yield _Entry(name, dtype, shape, start, end)
+        if not start <= end <= self.n_bytes:
+            expected, found = f"data within {self.n_bytes} bytes", f"{start} to {end}"
+            message = f"{what}: expected {expected}, found it at {found}"
+            self.report(self._error("safetensors-end", message, self._place(name), expected, found, name))
+            return
+        if dtype not in DTYPE_BITS:
+            expected = "a known dtype"
+            message = f"{what}: expected {expected}, found {shown(dtype)}"
+            self.report(self._error("safetensors-dtype", message, self._place(name), expected, shown(dtype), name))
+            return
+        bits = DTYPE_BITS[dtype]
+        for n in shape:
+            bits *= n
+        if bits != 8 * (end - start):
+            expected, found = f"{bits / 8:.15g} bytes" if bits % 8 else f"{bits // 8} bytes", f"{end - start}"
+            message = f"{what}: {dtype} of shape {shown(list(shape))} needs {expected}, found {found}"
+            self.report(self._error("safetensors-size", message, self._place(name), expected, found, name))
+
+    def _cover(self) -> None:
+        """Every byte belongs to one tensor."""
+        inside = (entry for entry in self.entries if entry.start <= entry.end <= self.n_bytes)
+        due = 0
+        for entry in sorted(inside, key=lambda entry: (entry.start, entry.end)):
+            what, at = f"tensor {shown(entry.name)}", self._place(entry.name) if entry.start != due else 0
+            if entry.start < due:
+                message = f"{what}: expected data from byte {due} on, found it at {entry.start}: two tensors overlap"
+                self.report(self._error("safetensors-overlap", message, at, due, entry.start, entry.name))
+            elif entry.start > due:
+                message = f"{what}: expected data from byte {due} on, found it at {entry.start}: there is a gap"
+                self.report(self._error("safetensors-gap", message, at, due, entry.start, entry.name))
+            due = max(due, entry.end)
+        if due < self.n_bytes:
+            message = (
+                f"expected {due} bytes of data, found {self.n_bytes}: the last {self.n_bytes - due} belong to no tensor"
+            )
+            at = self.data_start + due
+            self.report(self._error("safetensors-gap", message, at, f"{due} bytes", f"{self.n_bytes} bytes"))
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
     """A list of numbers >= 0, or None for anything else."""
-    return tuple(value) if isinstance(value, list) and all(type(n) is int and n >= 0 for n in value) else None
+    if not isinstance(value, list) or len(value) > MAX_DIMS:
+        return None
+    return tuple(value) if all(type(n) is int and 0 <= n <= MAX_SIZE for n in value) else None
