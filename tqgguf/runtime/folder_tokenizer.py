@@ -6,7 +6,6 @@ tokens, which that library does not give, follow from the kind of its decoder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.runtime.tokenizer_bpe import BYTE_LETTERS
 from tqgguf.runtime.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, SPACE, utf8
 
@@ -112,26 +112,6 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     return FolderTokenizer(backend, decoder, settings, eos_ids)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; FormatError if it is not there or not one."""
-    try:
-        value = json.loads(_read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: expected JSON, found a mistake: {' '.join(str(error).split())}") from error
-    if not isinstance(value, dict):
-        raise FormatError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if not path.is_file():  # opening a pipe would wait for a writer
-            raise FileNotFoundError
-        return path.read_bytes()
-    except OSError as error:
-        raise FormatError(f"{path.parent}: expected a {path.name} in the model folder, found none") from error
-
-
 def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
@@ -140,7 +120,7 @@ def _chat_template(folder: Path, configured: Any) -> str | None:
     """The template in a file of its own, else the one in tokenizer_config.json (of several, the default one)."""
     if (path := folder / "chat_template.jinja").exists():
         try:
-            return _read_bytes(path).decode("utf-8")
+            return read_bytes(path).decode("utf-8")
         except UnicodeDecodeError as error:
             raise FormatError(f"{path}: expected UTF-8 text, found another byte", offset=error.start) from error
     found = _optional(folder / "chat_template.json").get("chat_template", configured)

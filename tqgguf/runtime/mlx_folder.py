@@ -26,11 +26,12 @@ from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.file_kind import other_kind
 from tqgguf.formats.fingerprint import Fingerprint, fingerprint_folder
 from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.json_file import read_json
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.formats.model_config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
 from tqgguf.runtime import hook
 from tqgguf.runtime.cpu_model import suit_cpu
-from tqgguf.runtime.folder_tokenizer import FolderTokenizer, load_folder_tokenizer, read_json
+from tqgguf.runtime.folder_tokenizer import FolderTokenizer, load_folder_tokenizer
 from tqgguf.runtime.loaded_model import Form, LoadedModel, Progress, default_form
 
 DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say

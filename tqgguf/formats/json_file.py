@@ -1,0 +1,30 @@
+"""JSON objects of a model folder's files, read whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tqgguf.formats.errors import FormatError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; FormatError if it is not there or not one."""
+    try:
+        value = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: expected JSON, found a mistake: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """All bytes of a regular file; FormatError if it is not there."""
+    try:
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise FileNotFoundError
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path.parent}: expected a {path.name} in the model folder, found none") from error
