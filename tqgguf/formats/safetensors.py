@@ -35,11 +35,29 @@ DTYPE_BITS: Final[dict[str, int]] = {
 
 @dataclass(frozen=True)
 class SafeTensor:
-    """One tensor: `data` are its bytes, a view of the file."""
+    """One tensor: `data` are its bytes, a view of the file; offset: where they begin there."""
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    offset: int
+
+
+class SafetensorsFile(Mapping[str, SafeTensor]):
+    """The tensors of a file by name. metadata: the texts that the header holds beside them. n_bytes: of the file."""
+
+    def __init__(self, path: str, n_bytes: int, metadata: Mapping[str, str], tensors: Mapping[str, SafeTensor]) -> None:
+        self.path, self.n_bytes, self.metadata = path, n_bytes, metadata
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> SafeTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 @dataclass(frozen=True)
@@ -53,8 +71,8 @@ class _Entry:
     end: int
 
 
-def open_safetensors(path: str | os.PathLike[str]) -> Mapping[str, SafeTensor]:
-    """The tensors of a file by name. The mapping of the file stays until the last view of it is gone.
+def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
+    """Open and check a file. Its mapping into memory stays until the last view of it is gone.
 
     DefectError (a FormatError): the file breaks its format. TqggufError: it cannot be opened.
     """
@@ -62,7 +80,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> Mapping[str, SafeTensor]:
     buffer = map_file(name, "a safetensors file")
     header = _Header(buffer, name, raise_errors)
     data = memoryview(buffer)[header.data_start :]
-    return {entry.name: SafeTensor(entry.dtype, entry.shape, data[entry.start : entry.end]) for entry in header.entries}
+    tensors = {
+        entry.name: SafeTensor(entry.dtype, entry.shape, data[entry.start : entry.end], header.data_start + entry.start)
+        for entry in header.entries
+    }
+    return SafetensorsFile(name, len(buffer), header.metadata, tensors)
 
 
 def judge_safetensors(buffer: Buffer, path: str) -> Iterator[DefectError]:
@@ -92,6 +114,7 @@ class _Header:
         self.data_start = _LENGTH_BYTES + length
         self.n_bytes = len(buffer) - self.data_start
         self._places: dict[bytes, int] | None = None
+        self.metadata: Mapping[str, str] = {}
         self.entries = [entry for name, value in self._pairs() for entry in self._entry(name, value)]
         self._cover()
 
@@ -101,7 +124,7 @@ class _Header:
         return DefectError(code, self.path, message, offset=at, tensor=tensor, expected=expected, found=found)
 
     def _pairs(self) -> list[tuple[str, Any]]:
-        """Names and entries of the header in its order, without __metadata__."""
+        """Names and entries of the header in its order, without __metadata__, which goes where it belongs."""
         repeated: list[str] = []
 
         def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,6 +159,8 @@ class _Header:
             expected = "an object of texts"
             message = f"{_METADATA}: expected {expected}, found {shown(metadata)}"
             self.report(self._error("safetensors-entry", message, self._place(_METADATA), expected, shown(metadata)))
+        else:
+            self.metadata = metadata
         return list(header.items())
 
     def _place(self, name: str) -> int:
