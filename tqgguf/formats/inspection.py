@@ -16,7 +16,7 @@ from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
 from tqgguf.formats.inspection_cache import calibration_facts, snapshot_facts, state_facts
 from tqgguf.formats.inspection_facts import DEFAULT_CONTEXT, FileSize, Inspection, MetadataValue, TensorLine, kv_costs
 from tqgguf.formats.inspection_folder import inspect_folder, inspect_safetensors
-from tqgguf.formats.inspection_model import ModelFacts, model_facts
+from tqgguf.formats.inspection_model import model_facts
 from tqgguf.formats.mapped_file import map_file, release
 
 KNOWN_KINDS = (
@@ -92,6 +92,3 @@ def _inspect_gguf(file: GGUFFile) -> Inspection:
 
 def _metadata(file: GGUFFile) -> Mapping[str, MetadataValue]:
     return {key: MetadataValue(str(file.metadata_type(key)), value) for key, value in file.metadata.items()}
-
-
-__all__ = ["Inspection", "ModelFacts", "inspect"]

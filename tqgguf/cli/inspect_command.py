@@ -1,0 +1,48 @@
+"""What `tqgguf inspect` does: read the file, choose what is asked for, print."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from tqgguf.cli import inspect_json, inspect_lists, inspect_text
+from tqgguf.cli.inspect import EVERY_KEY
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.inspection import inspect as inspect_file
+from tqgguf.formats.inspection_facts import Inspection, MetadataValue
+
+
+def inspect(path: str, tensors: bool, key: str | None, json_output: bool) -> int:
+    """Print what is asked for and return the exit status. key: None for no metadata, EVERY_KEY for all."""
+    found = inspect_file(path)
+    entries = None if key is None else chosen(found, key)
+    if json_output:
+        in_full = key not in (None, EVERY_KEY)
+        print(json.dumps(inspect_json.as_json(found, tensors, entries, in_full), ensure_ascii=False), flush=True)
+        return 0
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    lines: list[str] = []
+    if entries is not None:
+        whole = key if key in entries else None
+        lines += inspect_lists.value(entries[whole]) if whole else inspect_lists.metadata(entries, width)
+    if tensors:
+        lines += inspect_lists.tensors(found, width)
+    print("\n".join(lines if tensors or entries is not None else inspect_text.lines(found, width)), flush=True)
+    return 0
+
+
+def chosen(found: Inspection, key: str) -> Mapping[str, MetadataValue]:
+    """The entries that a key or pattern names. RequestError: none."""
+    if key == EVERY_KEY or key in found.metadata:
+        return found.metadata if key == EVERY_KEY else {key: found.metadata[key]}
+    entries = {name: value for name, value in found.metadata.items() if fnmatchcase(name, key)}
+    if not entries:
+        near = difflib.get_close_matches(key, found.metadata, n=3, cutoff=0.4)
+        advice = f"; did you mean {' or '.join(map(shown, near))}?" if near else ""
+        raise RequestError(f"--metadata {shown(key)}: {found.path} has no such key{advice}")
+    return entries
