@@ -18,7 +18,8 @@ from tqgguf.cli.eval import EvalCommand, evaluate
 from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
-from tqgguf.cli.verb import VerbCommand, write_examples
+from tqgguf.cli.validate import ValidateCommand, validate
+from tqgguf.cli.verb import ExamplesCommand, write_examples
 from tqgguf.cli.version import print_version
 from tqgguf.formats.errors import TqggufError
 
@@ -31,7 +32,7 @@ class Verbs(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         verbs = (self.get_command(ctx, name) for name in self.list_commands(ctx))
-        write_examples(formatter, [verb.examples[0] for verb in verbs if isinstance(verb, VerbCommand)])
+        write_examples(formatter, [verb.examples[0] for verb in verbs if isinstance(verb, ExamplesCommand)])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -67,6 +68,12 @@ app.command(
     context_settings=HELP_NAMES,
     short_help="Propose KV cache types for a model.",
 )(doctor)
+app.command(
+    "validate",
+    cls=ValidateCommand,
+    context_settings=HELP_NAMES,
+    short_help="Find out whether files are sound, and if not, why and where.",
+)(validate)
 
 
 @app.callback()

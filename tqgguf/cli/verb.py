@@ -1,6 +1,6 @@
-"""What verbs that take llama.cpp's flags share: a sorted argument vector, --help with headings and examples.
+"""What verbs share: --help with headings and examples, and, for those with llama.cpp's flags, a sorted argument vector.
 
-A verb's command is a subclass that names its table and its examples; its parameters are made by `option`.
+A verb's command is a subclass that names its examples and its table of flags; its parameters are made by `option`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,10 @@ OUTPUT = "Output"
 _SORTED = "tqgguf.sorted_arguments"
 
 
-class VerbCommand(TyperCommand):
-    """A typer command whose flags are those of a table, of which typer sees the implemented ones only."""
+class ExamplesCommand(TyperCommand):
+    """A typer command whose --help has headings, and ends with examples."""
 
-    flags: ClassVar[Sequence[Flag]]
     examples: ClassVar[Sequence[str]]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = sort_arguments(args, os.environ, self.flags, self.name or "run")
-        ctx.meta[_SORTED] = given
-        return super().parse_args(ctx, list(given.argv))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(formatter, self.examples)
@@ -46,6 +40,17 @@ class VerbCommand(TyperCommand):
         for heading, records in headed.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+class VerbCommand(ExamplesCommand):
+    """A typer command whose flags are those of a table, of which typer sees the implemented ones only."""
+
+    flags: ClassVar[Sequence[Flag]]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = sort_arguments(args, os.environ, self.flags, self.name or "run")
+        ctx.meta[_SORTED] = given
+        return super().parse_args(ctx, list(given.argv))
 
 
 def write_examples(formatter: Any, examples: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tqgguf.formats.finite import DENSE, first_non_finite
 from tqgguf.formats.gguf_cursor import Buffer
@@ -12,9 +12,9 @@ from tqgguf.formats.gguf_rules import bad_alignment, data_start, fits, n_bytes
 from tqgguf.formats.gguf_types import GGML_TYPES
 
 
-def judge_data(parsed: ParsedGguf, buffer: Buffer) -> Iterator[GgufError]:
+def judge_data(parsed: ParsedGguf, buffer: Buffer, progress: Callable[[int], None]) -> Iterator[GgufError]:
     """One defect for each tensor with numbers that are not finite. Tensors that do not lie within the file are skipped,
-    as other rules speak of them.
+    as other rules speak of them. progress: called with the bytes of each tensor.
     """
     if not parsed.is_whole or bad_alignment(parsed):
         return
@@ -22,6 +22,7 @@ def judge_data(parsed: ParsedGguf, buffer: Buffer) -> Iterator[GgufError]:
     for tensor in parsed.tensors:
         if fits(parsed, tensor):
             yield from _tensor(parsed, buffer, tensor, start + tensor.data_offset)
+            progress(n_bytes(tensor) or 0)
 
 
 def _tensor(parsed: ParsedGguf, buffer: Buffer, tensor: TensorRecord, begin: int) -> Iterator[GgufError]:

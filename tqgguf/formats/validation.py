@@ -44,12 +44,19 @@ def validate(
     return Validation(os.fsdecode(path), identity).findings()
 
 
-class Validation:
-    """Looks through one file, or one set of shards."""
+def _no_progress(n_bytes: int) -> None:
+    pass
 
-    def __init__(self, path: str, model: ModelIdentity | None = None) -> None:
+
+class Validation:
+    """Looks through one file, or one set of shards. progress: called with numbers of bytes that were looked at."""
+
+    def __init__(
+        self, path: str, model: ModelIdentity | None = None, progress: Callable[[int], None] = _no_progress
+    ) -> None:
         self.path = path
         self.model = model
+        self.progress = progress
         self.paths: tuple[str, ...] = (path,)
         """All files that were looked at, afterwards."""
         self._found = Findings()
@@ -95,7 +102,7 @@ class Validation:
                 found.extend(judge_tensors(files))
         if kind in (FileKind.MODEL, FileKind.GGUF):
             for parsed, mapped in zip(files, self._buffers, strict=True):
-                found.extend(judge_data(parsed, mapped))
+                found.extend(judge_data(parsed, mapped, self.progress))
         if not any(found.has_errors(path) for path in self.paths):
             with GGUFFile(self.path, self.paths, list(self._buffers), files) as file:
                 found.extend(KINDS_OF_GGUF[kind](file))

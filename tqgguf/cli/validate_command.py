@@ -1,0 +1,110 @@
+"""What `tqgguf validate` does: find the files, have them looked through, print what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tqgguf.cli.progress import ProgressLine, say
+from tqgguf.formats.belonging import ModelIdentity
+from tqgguf.formats.errors import RequestError, TqggufError
+from tqgguf.formats.file_search import find_files, group_sets
+from tqgguf.formats.finding import Finding
+from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.validation_files import Outcome, validate_files
+
+SOUND, UNSOUND, UNREADABLE = 0, 1, 2
+
+
+def validate(files: Sequence[str], model: str | None, strict: bool, threads: int, json_output: bool) -> int:
+    """Look through files and folders, print, and return the exit status."""
+    identity = None if model is None else _identity(model)
+    outcomes: list[Outcome] = []
+    paths: list[str] = []
+    for file in files:
+        try:
+            found = list(find_files(file))
+        except TqggufError as error:
+            outcomes.append(_tell(Outcome((file,), (), error), json_output))
+            continue
+        if not found:
+            say(f"{file}: no file of a kind known here is in this folder")
+        paths += found
+    line = ProgressLine("validating", "bytes", quiet=len(paths) == 0)
+    looking = validate_files(group_sets(paths), identity, line.update, threads if threads > 0 else None)
+    try:
+        with contextlib.closing(looking):
+            for outcome in looking:
+                line.end()
+                outcomes.append(_tell(outcome, json_output))
+    finally:
+        line.end()
+    findings = [finding for outcome in outcomes for finding in outcome.findings]
+    if json_output:
+        sys.stdout.write(json.dumps([_as_json(finding) for finding in findings], indent=2) + "\n")
+    else:
+        print(_summary(outcomes))
+    if any(outcome.error is not None for outcome in outcomes):
+        return UNREADABLE
+    return UNSOUND if any(finding.is_error or strict for finding in findings) else SOUND
+
+
+def _identity(model: str) -> ModelIdentity:
+    try:
+        return ModelIdentity.of(model)
+    except TqggufError as error:
+        raise RequestError(f"--model {error}") from error
+
+
+def _tell(outcome: Outcome, json_output: bool) -> Outcome:
+    """Print what is not kept for the JSON array."""
+    if outcome.error is not None:
+        say(f"error: {' '.join(str(outcome.error).split())}")
+    if not json_output:
+        for finding in outcome.findings:
+            print(_as_line(finding))
+        sys.stdout.flush()
+    return outcome
+
+
+def _as_line(finding: Finding) -> str:
+    rule = finding.rule
+    severity = "" if finding.is_error else f" ({rule.severity})"
+    place = "" if finding.offset is None else f" (at byte {finding.offset})"
+    return f"{readable(finding.file)}: {rule.id} {rule.name}{severity}: {finding.message}{place}"
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    rule = finding.rule
+    return {
+        "file": readable(finding.file),
+        "offset": finding.offset,
+        "tensor": finding.tensor,
+        "rule": rule.id,
+        "name": rule.name,
+        "severity": rule.severity,
+        "message": finding.message,
+        "expected": finding.expected,
+        "found": finding.found,
+    }
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    """How many files are sound, and how many are not."""
+    unsound = {finding.file for outcome in outcomes for finding in outcome.findings if finding.is_error}
+    unread = sum(outcome.error is not None for outcome in outcomes)
+    read = {path for outcome in outcomes if outcome.error is None for path in outcome.paths}
+    n_errors = sum(finding.is_error for outcome in outcomes for finding in outcome.findings)
+    n_warnings = sum(len(outcome.findings) for outcome in outcomes) - n_errors
+    parts = [f"{_count(len(read), 'file')}: {len(read - unsound)} sound"]
+    parts += [f"{len(unsound)} not ({_count(n_errors, 'error')})"] if unsound else []
+    parts += [f"{unread} could not be read"] if unread else []
+    parts += [_count(n_warnings, "warning")] if n_warnings else []
+    return ", ".join(parts)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
