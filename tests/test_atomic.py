@@ -90,3 +90,25 @@ def test_a_folder_without_permission_is_refused_at_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(RequestError, match="file: cannot be written: Permission denied"):
         check_target(tmp_path / "file")
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_living_ones_stays(tmp_path: Path) -> None:
+    orphan, young, living = (tmp_path / f".tqgguf-{name}.tmp" for name in ("a", "b", "c"))
+    with replacing(tmp_path / "other") as held:
+        held.rename(living)
+        for path in (orphan, young):
+            path.write_bytes(b"half")
+        for path in (orphan, living):
+            os.utime(path, (0, 0))
+        write(tmp_path / "file", b"new")
+        assert sorted(os.listdir(tmp_path)) == sorted([young.name, living.name, "file"])
+        living.rename(held)
+
+
+def test_the_last_of_two_writers_wins(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing(path) as first, replacing(path) as second:
+        first.write_bytes(b"first")
+        second.write_bytes(b"second")
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]

@@ -1,18 +1,31 @@
 """Writing files so that a crash leaves the old file or the new one, whole, and a failure leaves nothing behind.
 
-A temporary sibling is written, flushed to the disk, renamed, and the folder flushed. Knows nothing of what is written.
+A temporary sibling is written, flushed to the disk, renamed, and the folder flushed. Two writers of one file do not
+disturb each other: the last one to finish wins, whole. What a killed writer left behind goes with the next write into
+that folder. Knows nothing of what is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tqgguf.formats.errors import RequestError, TqggufError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_PREFIX, _SUFFIX = ".tqgguf-", ".tmp"
+_ORPHAN_SECONDS = 60
+"""Age from which an unlocked temporary file is nobody's: a writer locks its own at once."""
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -46,9 +59,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = check_target(path)
     temporary = _temporary(target)
+    held: int | None = None
     try:
+        _remove_orphans(target.parent)
         kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-        os.close(_create(temporary, 0o666 if kept is None else kept | stat.S_IWUSR))
+        held = _create(temporary, 0o666 if kept is None else kept | stat.S_IWUSR)
+        _lock(held)
         yield temporary
         _flush(temporary, os.O_RDWR)
         if kept is not None:
@@ -59,12 +75,41 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         raise TqggufError(f"{path}: could not be written: {_reason(error)}") from error
     finally:
+        if held is not None:
+            os.close(held)
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
 def _temporary(target: Path) -> Path:
-    return target.with_name(f".tqgguf-{secrets.token_hex(8)}.tmp")
+    return target.with_name(f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
+
+
+def _lock(descriptor: int) -> bool:
+    """Mark a temporary file as a living process's; False if it is another one's."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # a file system without locks marks nothing
+    return True
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Remove temporary files whose writers are gone. What cannot be looked at or removed stays."""
+    if fcntl is None:
+        return
+    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime < _ORPHAN_SECONDS:
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if _lock(descriptor):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _create(path: Path, mode: int) -> int:
