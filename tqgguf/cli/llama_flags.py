@@ -114,7 +114,6 @@ _NO_DRAFT = "there is no draft model"
 _NO_DOWNLOADS = "tqgguf downloads nothing anyway"
 # Refused: why, and what to do.
 _DOWNLOAD = "tqgguf downloads nothing; fetch the file and give its path with -m"
-_CACHE = "not yet, prompt caches arrive with `tqgguf cache`"
 _GRAMMAR = "constrained output is not supported yet; ask for the format in the prompt"
 _ROPE = "YaRN is not supported yet; --rope-scale stretches positions evenly"
 _ADAPTER = "adapters are not applied; merge it into the model and give the merged file with -m"
@@ -160,9 +159,9 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _implemented("-bf --binary-file", "file", sets="prompt"),
     _implemented("-e --escape / --no-escape"),
     _accepted("the closing report counts the tokens", "-ptc --print-token-count", "integer"),
-    _refused(_CACHE, "--prompt-cache", "text"),
-    _refused(_CACHE, "--prompt-cache-all"),
-    _refused(_CACHE, "--prompt-cache-ro"),
+    _implemented("--prompt-cache", "file"),
+    _implemented("--prompt-cache-all"),
+    _implemented("--prompt-cache-ro"),
     _implemented("-r --reverse-prompt", "text", repeatable=True),
     _refused("special tokens are never printed", "-sp --special"),
     # chat

@@ -20,6 +20,7 @@ ENDINGS = {
 def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bool) -> list[str]:
     """The report for stderr."""
     prompt = f"prompt: {timing.prompt_tokens:,} tokens, {_rate(timing.prompt_tokens, timing.prompt_seconds)}"
+    prompt += _reused(timing)
     answer = f"answer: {timing.decoded_tokens:,} decoded, {_rate(timing.decoded_tokens, timing.decode_seconds)}"
     prefix = f", first {cache.n_prefix} tokens exact" if cache.n_prefix else ""
     report = [
@@ -41,6 +42,14 @@ def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bo
 def as_json(cache: CacheReport, timing: Timing, finish: str, seed: int) -> dict[str, Any]:
     """The same figures by name. Bytes and counts are whole numbers, times seconds."""
     return {"finish": finish, "seed": seed, "timing": asdict(timing), "kv_cache": asdict(cache)}
+
+
+def _reused(timing: Timing) -> str:
+    """What of the prompt a prompt cache spared."""
+    if not timing.reused_tokens:
+        return ""
+    generated = f" ({timing.reused_generated:,} of them as generated)" if timing.reused_generated else ""
+    return f", {timing.reused_tokens:,} more from the prompt cache{generated}"
 
 
 def _balance(cache: CacheReport) -> str:

@@ -34,6 +34,7 @@ EXAMPLES = (
     'tqgguf run -p "What is the capital of France?" --temp 0',
     "tqgguf run -m model.gguf -f question.txt -ctk turbo4 -ctv turbo3 -n 100",
     "tqgguf run -m model.gguf -ctk turbo4 -ctv turbo3 -c 8192    # a chat",
+    "tqgguf run -f book.txt --prompt-cache book.kv.gguf -n 50    # the second time it is there at once",
 )
 
 _PROMPT, _CHAT = "Prompt", "Chat"
@@ -104,6 +105,21 @@ def run(
     balance: options.Balance = _DEFAULT.balance,
     exact_first: options.ExactFirst = _DEFAULT.exact_first,
     calibration: options.Calibration = _DEFAULT.calibration,
+    prompt_cache: Annotated[
+        str | None,
+        option(
+            KV_HEADING,
+            "Keep the evaluated prompt in this file; the next run that begins alike takes it up.",
+            "--prompt-cache",
+            metavar="FILE",
+        ),
+    ] = None,
+    prompt_cache_all: Annotated[
+        bool, option(KV_HEADING, "Keep what is generated in it too.", "--prompt-cache-all")
+    ] = False,
+    prompt_cache_ro: Annotated[
+        bool, option(KV_HEADING, "Take it up, and never write it.", "--prompt-cache-ro")
+    ] = False,
     strict_kv: Annotated[
         bool, option(KV_HEADING, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
     ] = False,

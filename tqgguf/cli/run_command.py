@@ -10,21 +10,20 @@ from typing import Any
 from tqgguf.cli import report
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.main import INTERRUPTED
-from tqgguf.cli.measuring import open_requested
+from tqgguf.cli.measuring import chunk_of, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
-from tqgguf.formats.block_types import PAGE_TOKENS
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime import backends
-from tqgguf.runtime.calibration_choice import choose_calibration
+from tqgguf.runtime.calibration_choice import AUTO, choose_calibration
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation
-from tqgguf.runtime.grid import round_chunk
 from tqgguf.runtime.kv_settings import check_cache_types
+from tqgguf.runtime.prompt_cache import PromptCache, agreed_spec, check_scales, open_prompt_cache
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.session import Session, check_prompt
 
@@ -48,15 +47,20 @@ class _Run:
         config = opened.config
         n_ctx = resolve_context(config, request.n_ctx)
         shapes = config.layer_shapes()
-        check_cache_types(shapes, request.cache)
+        spec = request.cache
+        self.opened = opened
+        self.prompt_cache = self._open_prompt_cache()
+        if self.prompt_cache is not None:
+            spec = agreed_spec(self.prompt_cache, spec, request.given_cache, config.n_layers, n_ctx)
+        check_cache_types(shapes, spec)
         for notice in request.cache_notices:
             say(notice)
-        chosen = choose_calibration(opened, request.calibration, request.cache.has_channel_scale(len(shapes)))
+        chosen = choose_calibration(opened, request.calibration, spec.has_channel_scale(len(shapes)))
         for notice in chosen.notices:
             say(notice)
-        chunk = round_chunk(min(request.n_ubatch, request.n_batch))
-        if chunk != request.n_ubatch and "--ubatch-size" in request.given:
-            say(f"-ub {request.n_ubatch}: prompts are evaluated in whole pages of {PAGE_TOKENS}, so {chunk} is used")
+        if self.prompt_cache is not None and request.calibration != AUTO:
+            check_scales(self.prompt_cache, chosen.channel_scales, request.calibration)
+        chunk = self._chunk()
         self.tokenizer = opened.tokenizer
         for warning in self.tokenizer.warnings:
             say(warning)
@@ -80,14 +84,42 @@ class _Run:
                 say(f"channel scale of K: {chosen.path}")
         self.session = Session(
             loaded,
-            request.cache,
+            spec,
             n_ctx=n_ctx,
             chunk=chunk,
             channel_scales=chosen.channel_scales,
             strict=request.strict_kv,
+            keeps_pages=self.prompt_cache is not None,
         )
+        if self.prompt_cache is not None:
+            self.prompt_cache.give_to(self.session)
+        self.status = 0
         self.sampler = Sampler(sampling)
         self.finish = "eog"
+
+    def _open_prompt_cache(self) -> PromptCache | None:
+        request = self.request
+        if request.prompt_cache is None:
+            return None
+        reads_only, keeps_all = request.prompt_cache_ro, request.prompt_cache_all
+        return open_prompt_cache(request.prompt_cache, self.opened, reads_only=reads_only, keeps_all=keeps_all)
+
+    def _chunk(self) -> int:
+        """The grid of the prompt: that of the prompt cache, or -ub in whole pages."""
+        request = self.request
+        chunk, kept = chunk_of(request), None if self.prompt_cache is None else self.prompt_cache.chunk
+        if kept is not None and kept != chunk and "--ubatch-size" in request.given:
+            say(f"-ub {request.n_ubatch}: the prompt cache was evaluated in pieces of {kept} tokens, so {kept} is used")
+        return kept or chunk
+
+    def _save(self) -> None:
+        """Keep what the session holds. A failure is said, and the exit status tells it; the answer goes on."""
+        assert self.prompt_cache is not None
+        try:
+            self.prompt_cache.save(self.session, self.opened)
+        except TqggufError as error:
+            say(f"error: {error}; the prompt cache was not written")
+            self.status = error.exit_status
 
     def _conversation(self) -> Conversation | None:
         """The chat to be held, or None where the prompt is continued as it is."""
@@ -116,7 +148,7 @@ class _Run:
         if self.request.json_output:
             figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
             print(json.dumps({"text": text, **figures}, ensure_ascii=False), flush=True)
-        return INTERRUPTED if self.finish == "interrupt" else 0
+        return INTERRUPTED if self.finish == "interrupt" else self.status
 
     def chat(self) -> int:
         """Answers until the input ends. Ctrl-C ends an answer, and at the prompt the chat."""
@@ -133,7 +165,7 @@ class _Run:
                     return error.exit_status
             if self.request.single_turn:
                 break
-        return 0
+        return self.status
 
     def _turns(self) -> Iterator[list[int]]:
         if self.first is not None:
@@ -166,6 +198,8 @@ class _Run:
                     self.sampler.accept(token)
                 logits = self.session.prefill(ids, progress)
                 prefill.end()
+                if self.prompt_cache is not None and self.prompt_cache.is_outgrown_by(ids):
+                    self._save()
                 if heading and stream:
                     sys.stdout.write(heading)
                 for piece in generation.pieces(logits):
@@ -188,6 +222,9 @@ class _Run:
         """The closing report."""
         if not hasattr(self, "session") or not self.session.tokens:
             return
+        if self.prompt_cache is not None and self.prompt_cache.keeps_all and not self.prompt_cache.reads_only:
+            with Interrupt():
+                self._save()
         greedy = self.request.sampling.temp <= 0
         for line in report.lines(self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy):
             say(line)

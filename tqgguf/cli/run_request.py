@@ -5,7 +5,7 @@ Nothing here knows typer, and nothing reads files: `prompts` turns the names of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,6 +88,12 @@ class RunRequest:
     """Balance of K: off, page or full. None: what its type asks for."""
     calibration: str = "auto"
     """A sidecar with K's channel scale; auto: look for one, off: take it from page 0 of the prompt."""
+    prompt_cache: str | None = None
+    """A file that keeps the evaluated prompt for the next run."""
+    prompt_cache_all: bool = False
+    """Keep in it what is generated too."""
+    prompt_cache_ro: bool = False
+    """Take it up, and never write it."""
     strict_kv: bool = False
     """Fail instead of decoding blocks for an attention that cannot read them."""
 
@@ -111,12 +117,23 @@ class RunRequest:
         return CacheSpec(self.type_k, self.type_v, self.exact_first, self.balance)
 
     @property
+    def given_cache(self) -> Mapping[str, bool]:
+        """For each field of `cache`, whether the user set it."""
+        types = {f"type_{side}": self.given & {f"--cache-type-{side}", "--cache-preset"} for side in ("k", "v")}
+        return {field: bool(flags) for field, flags in types.items()} | {
+            "n_prefix": self.exact_first is not None,
+            "balance": self.balance is not None,
+        }
+
+    @property
     def cache_notices(self) -> Iterator[str]:
         """Of flags that the cache types leave nothing to do for."""
         if self.balance not in (None, "off") and self.cache.has_float_k:
             yield f"--kv-balance {self.balance}: no effect, K is of a float type in every layer"
         if self.exact_first and not self.cache.has_blocks:
             yield f"--cache-exact-first {self.exact_first}: no effect, K and V are of float types in every layer"
+        if self.prompt_cache is None and (self.prompt_cache_all or self.prompt_cache_ro):
+            yield "--prompt-cache-all, --prompt-cache-ro: no effect without --prompt-cache FILE"
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)

@@ -258,14 +258,15 @@ class Session:
 
     def report(self) -> CacheReport:
         """What the cache holds now and what attention has read so far."""
-        ours = [c.settings.types for c in self.cache if isinstance(c, BlockKVCache)]
+        blocks = [c for c in self.cache if isinstance(c, BlockKVCache)]
+        ours = [c.settings.types for c in blocks]
         shapes, n = self.loaded.config.layer_shapes(), len(self.tokens)
         balances = {types.balance for types in ours} - {"off"}
         return CacheReport(
             type_k=self.spec.type_k,
             type_v=self.spec.type_v,
             balance=next(iter(balances), "off"),
-            is_calibrated="full" in balances and bool(self.channel_scales),
+            is_calibrated=any(c.channel_scale is not None and c.settings.types.balance == "full" for c in blocks),
             n_tokens=n,
             n_prefix=min(n, *(types.n_prefix for types in ours)) if ours else 0,
             kv_bytes=kv_bytes(shapes, ours, n),
