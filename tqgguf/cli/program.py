@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from tqgguf.cli.calibrate import CalibrateCommand, calibrate
 from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
+from tqgguf.cli.inspect import InspectCommand, inspect
 from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
@@ -74,6 +75,7 @@ app.command(
     context_settings=HELP_NAMES,
     short_help="Find out whether files are sound, and if not, why and where.",
 )(validate)
+app.command("inspect", cls=InspectCommand, context_settings=HELP_NAMES, short_help="Tell what a file holds.")(inspect)
 
 
 @app.callback()
