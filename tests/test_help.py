@@ -15,15 +15,20 @@ from tqgguf.cli.calibrate import EXAMPLES as CALIBRATE_EXAMPLES
 from tqgguf.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
 from tqgguf.cli.run import EXAMPLES as RUN_EXAMPLES
+from tqgguf.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
 
 EXAMPLES = {
     "run": RUN_EXAMPLES,
     "eval": EVAL_EXAMPLES,
     "calibrate": CALIBRATE_EXAMPLES,
     "doctor": DOCTOR_EXAMPLES,
+    "validate": VALIDATE_EXAMPLES,
 }
-# on stderr, of every run that worked
-SHOWN = {"run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: "}
+# on stderr (of verbs whose product are lines, on stdout), of every run that worked
+SHOWN = {
+    "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
+    "validate": "1 file: 1 sound",
+}  # fmt: skip
 
 
 def tqgguf(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -52,4 +57,4 @@ def test_an_example_works(verb: str, example: str, tmp_path: Path) -> None:
     assert program == "tqgguf"
     done = tqgguf(tmp_path, *argv)
     assert done.returncode == 0, done.stderr
-    assert SHOWN[verb] in done.stderr
+    assert SHOWN[verb] in done.stderr + done.stdout

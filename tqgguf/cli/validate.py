@@ -12,9 +12,9 @@ from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option
 CHECKING = "What is checked"
 
 EXAMPLES = (
-    "tqgguf validate model.gguf    # says nothing but that it is sound, or what is wrong and where",
-    "tqgguf validate ~/models --strict --json",
-    "tqgguf validate book.gguf --model model.gguf",
+    "tqgguf validate model.gguf",
+    "tqgguf validate . --strict    # every file below this folder, and warnings count",
+    "tqgguf validate . --model model.gguf    # do the caches in this folder belong to this model?",
 )
 
 
