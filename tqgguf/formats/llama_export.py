@@ -84,7 +84,8 @@ class _Export:
         architecture = str(self.origin.get("architecture", snapshot.architecture))
         if self.kind == "session" and not architecture:
             raise RequestError("a session file names its architecture, which this snapshot does not know")
-        version = self.origin["version"] if self.as_was else self.reading.profile.versions[self.kind]
+        keeps_version = self.as_was and self.options.profile is None
+        version = self.origin["version"] if keeps_version else self.reading.profile.versions[self.kind]
         codecs = self._codecs()
         self._refuse_requantising(codecs)
         has_packed = self.kind == "sequence" and "packed" in self.origin
