@@ -14,6 +14,7 @@ from tiny_models import TinyModel, write_tiny
 from tqgguf.cli.calibrate import EXAMPLES as CALIBRATE_EXAMPLES
 from tqgguf.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
+from tqgguf.cli.inspect import EXAMPLES as INSPECT_EXAMPLES
 from tqgguf.cli.run import EXAMPLES as RUN_EXAMPLES
 from tqgguf.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
 
@@ -23,11 +24,12 @@ EXAMPLES = {
     "calibrate": CALIBRATE_EXAMPLES,
     "doctor": DOCTOR_EXAMPLES,
     "validate": VALIDATE_EXAMPLES,
+    "inspect": INSPECT_EXAMPLES,
 }
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
     "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
-    "validate": "1 file: 1 sound",
+    "validate": "1 file: 1 sound", "inspect": "",
 }  # fmt: skip
 
 
