@@ -27,6 +27,9 @@ class FileKind(StrEnum):
     SAFETENSORS = "safetensors"
 
 
+CACHE_KINDS: Final = frozenset({FileKind.SNAPSHOT, FileKind.SESSION, FileKind.SEQUENCE, FileKind.SAFETENSORS})
+"""Kinds that can hold a prompt cache."""
+
 GENERAL_TYPES: Final[dict[str, FileKind]] = {
     "model": FileKind.MODEL,
     "kv-snapshot": FileKind.SNAPSHOT,
@@ -73,7 +76,7 @@ OTHER_FILES: Final[tuple[OtherFile, ...]] = (
 
 def kind_by_head(head: bytes) -> FileKind | None:
     """The kind of a file that begins so; FileKind.GGUF for every GGUF (`gguf_kind` says more), None for other files."""
-    if head[:4] == MAGIC:
+    if head and MAGIC.startswith(head[:4]):  # or one that is cut within its magic
         return FileKind.GGUF
     if head[:4] in STATE_MAGICS:
         return STATE_MAGICS[head[:4]]

@@ -45,7 +45,8 @@ def _is_known(path: str) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            return kind_by_head(file.read(_SNIFFED_BYTES)) is not None
+            head = file.read(_SNIFFED_BYTES)
+            return len(head) == _SNIFFED_BYTES and kind_by_head(head) is not None
     except OSError:
         return False  # it has not the name of such a file either
 

@@ -205,24 +205,45 @@ class _Tensors:
             if "general.architecture" not in metadata.entries:
                 yield self._missing_key("general.architecture")
             return
-        layer_tensors = DENSE_ARCHITECTURES.get(metadata.architecture)
-        for suffix in REQUIRED_KEYS if layer_tensors is None else DENSE_KEYS:
-            if metadata.entry(suffix) is None:
-                yield self._missing_key(f"{metadata.architecture}.{suffix}")
         n_layers = metadata.integer("block_count")
-        if n_layers is None or not 0 < n_layers <= MAX_LAYERS:
+        layer_tensors = DENSE_ARCHITECTURES.get(metadata.architecture, ())
+        needed_keys = DENSE_KEYS if layer_tensors else REQUIRED_KEYS
+        missing_keys = [suffix for suffix in needed_keys if metadata.entry(suffix) is None]
+        if n_layers is not None and 0 < n_layers <= MAX_LAYERS:
+            yield from self._count(n_layers)
+        needed = self._needed(min(n_layers or 0, MAX_LAYERS) or len(self.layers), layer_tensors)
+        missing = [name for name in needed if name not in self.tensors]
+        if len(missing_keys) + len(missing) > (len(needed_keys) + len(needed)) / 2:
+            parts = len(needed_keys) + len(needed)
+            found = f"{parts - len(missing_keys) - len(missing)} of {parts}"
+            message = f"such a model has at least {parts} keys and tensors, of which this file has {found.split()[0]}"
+            yield GgufError("model-fragment", self.path, message, expected=parts, found=found)
             return
-        yield from self._count(n_layers)
-        if layer_tensors is not None:
-            yield from self._dense(n_layers, layer_tensors)
+        for suffix in missing_keys:
+            yield self._missing_key(f"{metadata.architecture}.{suffix}")
+        for name in missing:
+            message = f"tensor {shown(name)} is missing, which such a model needs"
+            yield GgufError("tensor-missing", self.path, message, tensor=name, expected=name)
+        if layer_tensors and n_layers is not None:
+            yield from self._shapes(min(n_layers, MAX_LAYERS))
+
+    def _needed(self, n_layers: int, layer_tensors: Sequence[str]) -> list[str]:
+        """Tensors of a dense model, without those of layers of which there is none. Of other models none are known."""
+        if not layer_tensors:
+            return []
+        absent = EXPERTS if self.metadata.integer("expert_count") else frozenset()
+        layers = [
+            f"blk.{layer}.{part}.weight"
+            for layer in range(n_layers)
+            if layer in self.layers
+            for part in layer_tensors
+            if part not in absent
+        ]
+        return [*MODEL_TENSORS, *layers]
 
     def _missing_key(self, key: str) -> GgufError:
         message = f"metadata key {shown(key)} is missing, which such a model needs"
         return GgufError("metadata-missing", self.path, message, expected=key)
-
-    def _missing_tensor(self, name: str) -> GgufError:
-        message = f"tensor {shown(name)} is missing, which such a model needs"
-        return GgufError("tensor-missing", self.path, message, tensor=name, expected=name)
 
     def _count(self, n_layers: int) -> Iterator[GgufError]:
         last, entry = max(self.layers), self.metadata.entry("block_count")
@@ -235,16 +256,7 @@ class _Tensors:
                     "tensor-missing", self.path, f"layer {layer} of {n_layers} has no tensors", tensor=f"blk.{layer}.*"
                 )
 
-    def _dense(self, n_layers: int, layer_tensors: Sequence[str]) -> Iterator[GgufError]:
-        for name in MODEL_TENSORS:
-            if name not in self.tensors:
-                yield self._missing_tensor(name)
-        absent = EXPERTS if self.metadata.integer("expert_count") else frozenset()
-        for layer in range(n_layers):
-            if layer in self.layers:
-                for part in layer_tensors:
-                    if part not in absent and f"blk.{layer}.{part}.weight" not in self.tensors:
-                        yield self._missing_tensor(f"blk.{layer}.{part}.weight")
+    def _shapes(self, n_layers: int) -> Iterator[GgufError]:
         sizes = self._sizes()
         if sizes is None:
             return

@@ -173,6 +173,8 @@ def _shapes(parsed: ParsedGguf) -> Iterator[GgufError]:
                 yield GgufError(
                     "dimension-size", parsed.path, message, offset=at + 8 * i, tensor=name, expected=below, found=dim
                 )
+        if max(tensor.dims, default=0) > MAX_SIZE:
+            continue
         # a zero dimension is legal, but the others must still fit together: numpy and ggml multiply them
         values = math.prod(filter(None, tensor.dims))
         if values > MAX_SIZE:

@@ -26,6 +26,8 @@ MODEL_RULES: Final[tuple[Rule, ...]] = (
          _CONVERT),
     Rule("TQ210", "tensor-missing", ERROR, "a tensor that is needed is absent", _CONVERT),
     Rule("TQ211", "tensor-shape", ERROR, "a tensor's shape contradicts the metadata", _CONVERT),
+    Rule("TQ214", "model-fragment", WARNING, "the file has less than half of what the model that it names has",
+         "nothing, if it is to be a part of a model: it cannot be run"),
     Rule("TQ212", "non-finite-scale", ERROR, "a block's scale or minimum is infinite or NaN",
          "quantise the original model again, with an importance matrix if values were out of range"),
     Rule("TQ213", "non-finite-value", ERROR, "a floating-point tensor holds infinities or NaN", _CONVERT),
