@@ -5,6 +5,7 @@ Records only; the modules `inspection_*` fill them. Nothing is judged: a validat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,12 +119,19 @@ def kv_costs(shapes: Sequence[LayerShape], n_context: int) -> tuple[KvCost, ...]
         return ()
     widest = max(shape.window or 0 for shape in shapes)
     start = -(-widest // KV_STEP) * KV_STEP + KV_STEP  # past every window and the exact prefix
-    costs = []
-    for name in CACHE_TYPE_NAMES:
-        types = CacheSpec(name, name).resolve(len(shapes))
-        try:
-            growth = kv_bytes(shapes, types, start + KV_STEP) - kv_bytes(shapes, types, start)
-            costs.append(KvCost(name, growth, kv_bytes(shapes, types, n_context)))
-        except RequestError:
-            costs.append(KvCost(name, None, None))
-    return tuple(costs)
+    layers = Counter(shapes)
+    return tuple(_cost(name, layers, start, n_context) for name in CACHE_TYPE_NAMES)
+
+
+def _cost(cache_type: str, layers: Mapping[LayerShape, int], start: int, n_context: int) -> KvCost:
+    (types,) = CacheSpec(cache_type, cache_type).resolve(1)
+
+    def total(n_tokens: int) -> int:
+        """`kv_bytes` of all layers, those of one shape counted together."""
+        ids = kv_bytes((), (), n_tokens)
+        return ids + sum(n * (kv_bytes([shape], [types], n_tokens) - ids) for shape, n in layers.items())
+
+    try:
+        return KvCost(cache_type, total(start + KV_STEP) - total(start), total(n_context))
+    except RequestError:
+        return KvCost(cache_type, None, None)
