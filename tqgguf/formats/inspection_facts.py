@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
@@ -119,19 +119,17 @@ def kv_costs(shapes: Sequence[LayerShape], n_context: int) -> tuple[KvCost, ...]
         return ()
     widest = max(shape.window or 0 for shape in shapes)
     start = -(-widest // KV_STEP) * KV_STEP + KV_STEP  # past every window and the exact prefix
-    layers = Counter(shapes)
+    heads: Counter[LayerShape] = Counter()  # bytes are proportional to heads: layers of one kind count as one
+    for shape in shapes:
+        heads[replace(shape, n_kv_heads=1)] += shape.n_kv_heads
+    layers = [replace(shape, n_kv_heads=n) for shape, n in heads.items()]
     return tuple(_cost(name, layers, start, n_context) for name in CACHE_TYPE_NAMES)
 
 
-def _cost(cache_type: str, layers: Mapping[LayerShape, int], start: int, n_context: int) -> KvCost:
-    (types,) = CacheSpec(cache_type, cache_type).resolve(1)
-
-    def total(n_tokens: int) -> int:
-        """`kv_bytes` of all layers, those of one shape counted together."""
-        ids = kv_bytes((), (), n_tokens)
-        return ids + sum(n * (kv_bytes([shape], [types], n_tokens) - ids) for shape, n in layers.items())
-
+def _cost(cache_type: str, layers: Sequence[LayerShape], start: int, n_context: int) -> KvCost:
+    types = CacheSpec(cache_type, cache_type).resolve(len(layers))
     try:
-        return KvCost(cache_type, total(start + KV_STEP) - total(start), total(n_context))
+        growth = kv_bytes(layers, types, start + KV_STEP) - kv_bytes(layers, types, start)
+        return KvCost(cache_type, growth, kv_bytes(layers, types, n_context))
     except RequestError:
         return KvCost(cache_type, None, None)
