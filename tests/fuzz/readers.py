@@ -1,0 +1,96 @@
+"""Everything of tqgguf that takes a file of unknown content, done with one file; and what must hold between it.
+
+`examine` lets no exception but TqggufError pass unnoticed, and holds readers against the validator: no reader takes what
+the validator calls an error, and what it calls sound, its reader takes. Used by the fuzzers and over the kept corpus.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqgguf.formats.calibration import read_calibration
+from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.file_kind import FileKind, gguf_kind, kind_by_head
+from tqgguf.formats.finding import Finding
+from tqgguf.formats.fingerprint import fingerprint_gguf
+from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.inspection import inspect
+from tqgguf.formats.llama_reader import open_llama_state, summarise
+from tqgguf.formats.model_config import read_model_config
+from tqgguf.formats.safetensors import open_safetensors
+from tqgguf.formats.snapshot_read import open_snapshot
+from tqgguf.formats.validation import validate
+
+BEYOND_OPENING = ("TQ149", "TQ150", "TQ2")
+"""Ids of errors with which a GGUF still opens, for `inspect`: types that are not known, what models need, and data."""
+
+
+def examine(path: Path) -> list[Finding]:
+    """Do it, and return the findings. AssertionError: a reader and the validator disagree."""
+    findings = validate(path)
+    assert validate(path) == findings
+    errors = [finding.rule.id for finding in findings if finding.is_error]
+    kind = _kind(path)
+    _try(inspect, path)
+    if kind in (FileKind.SESSION, FileKind.SEQUENCE):
+        assert _try(lambda: summarise(open_llama_state(path))) is not bool(errors), errors
+    elif kind is FileKind.SAFETENSORS:
+        assert _try(open_safetensors, path) is not bool(errors), errors
+    elif kind is not None:
+        opens = _try(_read_gguf, path)
+        assert opens is all(error.startswith(BEYOND_OPENING) for error in errors) or _is_later(kind, errors), errors
+        if kind is FileKind.SNAPSHOT:
+            assert _try(open_snapshot, path) is not bool(errors), errors
+        if kind is FileKind.CALIBRATION:
+            assert _try(read_calibration, path) is not bool(errors), errors
+    return findings
+
+
+def _is_later(kind: FileKind, errors: list[str]) -> bool:
+    """Whether the errors are of rules for which a GGUF opens, and its own reader refuses it."""
+    later = {FileKind.SNAPSHOT: "TQ3", FileKind.CALIBRATION: "TQ7"}.get(kind, "TQ2")
+    return all(error.startswith((later, *BEYOND_OPENING, "TQ120")) for error in errors)
+
+
+def _try(action: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether it works. Nothing but TqggufError may come out of it, in one line."""
+    try:
+        action(*arguments)
+    except TqggufError as error:
+        assert "\n" not in str(error), error
+        return False
+    return True
+
+
+def _kind(path: Path) -> FileKind | None:
+    with path.open("rb") as file:
+        kind = kind_by_head(file.read(64))
+    if kind is FileKind.GGUF:
+        try:
+            with open_gguf(path) as gguf:
+                return gguf_kind(gguf.metadata.get, gguf.tensors)
+        except TqggufError:
+            return FileKind.MODEL
+    return kind
+
+
+def _read_gguf(path: Path) -> None:
+    """Touch all of a GGUF."""
+    with open_gguf(path) as file:
+        for key in file.metadata:
+            assert str(file.metadata_type(key))
+            for get in (file.uint, file.real, file.flag, file.text, file.uints, file.floats, file.texts):
+                _try(get, key)
+        for name in file.tensors:
+            _try(lambda name=name: file.array(name).tobytes())
+        _try(fingerprint_gguf, file)
+        _try(read_model_config, file)
+
+
+def in_memory_folder() -> Path:
+    """Where to put files that live for a moment."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
