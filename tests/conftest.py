@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -33,7 +34,9 @@ TESTS_OF_C = [
     "test_packed_rows.py",
     "test_row_layers.py",
 ]
-collect_ignore = [] if load_library() else TESTS_OF_C
+collect_ignore = [] if load_library() else [*TESTS_OF_C]
+if importlib.util.find_spec("llama_cpp") is None:  # an optional oracle, which takes minutes to build
+    collect_ignore.append("test_llama_resume.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
