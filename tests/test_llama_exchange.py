@@ -64,6 +64,10 @@ LAYOUTS: dict[str, tuple[Built, ModelOutline]] = {
     "windows": (build_state(tokens=range(6), architecture="gemma3", memories=[SIX, FOUR]), WINDOWED),
     "windows of a sequence": (build_state("sequence", tokens=range(6), memories=[SIX, FOUR]), WINDOWED),
     "ring of a window": (build_state(tokens=range(6), architecture="gemma3", memories=[SIX, RING]), WINDOWED),
+    "all layers have windows": (
+        build_state(tokens=range(6), architecture="gemma3", memories=[replace(SIX, layers=[]), FOUR]),
+        ModelOutline("gemma3", tuple(CachedLayer(i, LayerShape(2, 64, 64, 4), RopeLayout(64)) for i in range(2))),
+    ),
     "transposed windows": (
         build_state(tokens=range(6), architecture="gemma3", memories=[replace(m, v_trans=1) for m in (SIX, RING)]),
         WINDOWED,

@@ -35,6 +35,7 @@ SOUND: dict[str, Built] = {
     "windows": build_state(memories=WINDOWED),
     "windows of a sequence": build_state("sequence", memories=WINDOWED),
     "ring of a window": build_state(memories=[Memory(n_cells=4), Memory(cells=[(2, [0]), (3, [0]), (1, [0])])]),
+    "all layers have windows": build_state(tokens=range(6), memories=[Memory(n_cells=6, layers=[]), WINDOWED[1]]),
     "two sequences": build_state(memories=[Memory(cells=[(0, [0, 1]), (1, [0]), (1, [1]), (2, [1])])]),
     "two streams": build_state(memories=[Memory(n_streams=2)]),
     "two streams of windows": build_state(memories=[Memory(n_streams=2), Memory(n_streams=2)]),

@@ -117,10 +117,16 @@ def _goes_on(cursor: Cursor, base: Memory, version: int) -> bool:
     """
     if cursor.left < 8:
         return False
+    n_streams = U32.unpack_from(cursor.buffer, cursor.position)[0]
+    return n_streams == len(base.streams) or _memory_begins(cursor, version)
+
+
+def _memory_begins(cursor: Cursor, version: int) -> bool:
+    """Whether what stands at the cursor can be a memory whose first stream has cells, and layers behind them."""
     begin = cursor.position
-    n_streams, n_cells = (U32.unpack_from(cursor.buffer, begin + i)[0] for i in (0, 4))
-    if n_streams == len(base.streams):
-        return True
+    if cursor.left < 8:
+        return False
+    n_cells = U32.unpack_from(cursor.buffer, begin + 4)[0]
     if not 0 < n_cells <= cursor.left // _MIN_CELL_BYTES:
         return False
     cursor.position += 8
@@ -168,7 +174,8 @@ def _stream(cursor: Cursor, version: int, name: str, index: int, n_streams: int)
     if v_trans > 1:
         message = f"{where}: expected v_trans to be 0 or 1, found {v_trans}"
         raise cursor.error("state-v-trans", message, at, "0 or 1", v_trans)
-    if not 0 < n_layers <= MAX_LAYERS:
+    no_layers_is_sound = name == _MEMORY_NAMES[0] and _memory_begins(cursor, version)  # all layers may have windows
+    if n_layers > MAX_LAYERS or not (n_layers or no_layers_is_sound):
         message = f"{where}: expected 1 to {MAX_LAYERS} layers, found {n_layers}"
         raise cursor.error("state-layers", message, at + 4, f"1 to {MAX_LAYERS}", n_layers)
     k: list[LayerRows] = []
