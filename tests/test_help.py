@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyModel, write_tiny
 
+from tqgguf.cli.cache import EXAMPLES as CACHE_EXAMPLES
 from tqgguf.cli.calibrate import EXAMPLES as CALIBRATE_EXAMPLES
 from tqgguf.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
@@ -25,11 +26,12 @@ EXAMPLES = {
     "doctor": DOCTOR_EXAMPLES,
     "validate": VALIDATE_EXAMPLES,
     "inspect": INSPECT_EXAMPLES,
+    "cache": CACHE_EXAMPLES,
 }
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
     "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
-    "validate": "1 file: 1 sound", "inspect": "",
+    "validate": "1 file: 1 sound", "inspect": "", "cache": "K",
 }  # fmt: skip
 
 
@@ -54,7 +56,10 @@ def test_the_help_of_the_program_ends_with_the_first_example_of_every_verb(tmp_p
 def test_an_example_works(verb: str, example: str, tmp_path: Path) -> None:
     write_tiny(tmp_path / "model.gguf", TinyModel(head_dim=128, context_length=8192))
     (tmp_path / "question.txt").write_text("What is this?\n")
-    (tmp_path / "text.txt").write_text("What is this? " * 500)
+    for name in ("text.txt", "book.txt"):
+        (tmp_path / name).write_text("What is this? " * 500)
+    for earlier in CACHE_EXAMPLES[: CACHE_EXAMPLES.index(example)] if verb == "cache" else ():
+        tqgguf(tmp_path, *shlex.split(earlier)[1:])
     program, *argv = shlex.split(example, comments=True)
     assert program == "tqgguf"
     done = tqgguf(tmp_path, *argv)

@@ -43,7 +43,7 @@ def session(model: LoadedModel, spec: CacheSpec, **options: Any) -> Session:
 
 def saved(made: Session, path: Path) -> Snapshot:
     """The session's snapshot, by way of a file."""
-    write_snapshot(path, made.snapshot(None))
+    write_snapshot(path, made.snapshot())
     return open_snapshot(path)
 
 
@@ -208,7 +208,7 @@ def test_caches_of_other_kinds_cannot_be_saved(models: dict[str, LoadedModel]) -
     made.cache[1] = KVCache()
     made.cache[1].update_and_fetch(mx.zeros((1, 2, 3, 64)), mx.zeros((1, 2, 3, 64)))
     with pytest.raises(RequestError, match="layer 1: its cache is a KVCache, which a snapshot cannot hold"):
-        made.snapshot(None)
+        made.snapshot()
 
 
 class TestPromptPieces:

@@ -53,7 +53,7 @@ def test_every_module_of_formats_works_and_none_imports_mlx() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["make_prompt_cache", "load_model"])
+@pytest.mark.parametrize("name", ["make_prompt_cache", "load_model", "save_prompt_cache", "load_prompt_cache"])
 def test_a_function_that_needs_mlx_says_so_when_it_is_asked_for(name: str) -> None:
     ask = textwrap.dedent(f"""
         try:

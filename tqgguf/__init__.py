@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from tqgguf.formats.calibration import read_calibration
     from tqgguf.formats.errors import TqggufError
     from tqgguf.formats.finding import Finding
+    from tqgguf.formats.snapshot_read import open_snapshot
     from tqgguf.formats.validation import validate
+    from tqgguf.runtime.cache_files import load_prompt_cache, save_prompt_cache
     from tqgguf.runtime.kv_cache import make_prompt_cache
     from tqgguf.runtime.load import load_model
 
@@ -26,12 +28,16 @@ __all__ = [
     "TqggufError",
     "__version__",
     "load_model",
+    "load_prompt_cache",
     "make_prompt_cache",
+    "open_snapshot",
     "read_calibration",
+    "save_prompt_cache",
     "validate",
 ]
 
 _FORMATS = {
+    "open_snapshot": "tqgguf.formats.snapshot_read",
     "BLOCK_TYPES": "tqgguf.formats.block_types",
     "CACHE_TYPE_NAMES": "tqgguf.formats.block_types",
     "Finding": "tqgguf.formats.finding",
@@ -39,7 +45,12 @@ _FORMATS = {
     "read_calibration": "tqgguf.formats.calibration",
     "validate": "tqgguf.formats.validation",
 }
-_NEEDS_MLX = {"make_prompt_cache": "tqgguf.runtime.kv_cache", "load_model": "tqgguf.runtime.load"}
+_NEEDS_MLX = {
+    "load_model": "tqgguf.runtime.load",
+    "load_prompt_cache": "tqgguf.runtime.cache_files",
+    "make_prompt_cache": "tqgguf.runtime.kv_cache",
+    "save_prompt_cache": "tqgguf.runtime.cache_files",
+}
 
 
 def __getattr__(name: str) -> Any:

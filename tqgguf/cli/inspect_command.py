@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from tqgguf.cli import inspect_json, inspect_lists, inspect_text
 from tqgguf.cli.inspect import EVERY_KEY
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.file_kind import CACHE_KINDS
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.inspection import inspect as inspect_file
 from tqgguf.formats.inspection_facts import Inspection, MetadataValue
@@ -34,6 +35,14 @@ def inspect(path: str, tensors: bool, key: str | None, json_output: bool) -> int
         lines += inspect_lists.tensors(found, width)
     print("\n".join(lines if tensors or entries is not None else inspect_text.lines(found, width)), flush=True)
     return 0
+
+
+def inspect_cache(path: str, json_output: bool) -> int:
+    """`inspect` of a file that must be a prompt cache. RequestError: it is another kind of file."""
+    kind = inspect_file(path).kind
+    if kind not in CACHE_KINDS:
+        raise RequestError(f"{path}: expected a prompt cache, found a file of kind {kind}; see `tqgguf inspect`")
+    return inspect(path, tensors=False, key=None, json_output=json_output)
 
 
 def chosen(found: Inspection, key: str) -> Mapping[str, MetadataValue]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tqgguf.cli.cache import CacheGroup, cache_app
 from tqgguf.cli.calibrate import CalibrateCommand, calibrate
 from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
@@ -33,7 +34,9 @@ class Verbs(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         verbs = (self.get_command(ctx, name) for name in self.list_commands(ctx))
-        write_examples(formatter, [verb.examples[0] for verb in verbs if isinstance(verb, ExamplesCommand)])
+        write_examples(
+            formatter, [verb.examples[0] for verb in verbs if isinstance(verb, ExamplesCommand | CacheGroup)]
+        )
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -54,6 +57,7 @@ app = typer.Typer(
     context_settings=HELP_NAMES,
 )
 app.command("run", cls=RunCommand, context_settings=HELP_NAMES, short_help="Answer a prompt, or chat.")(run)
+app.add_typer(cache_app(HELP_NAMES), name="cache", short_help="Keep evaluated prompts in files, and ask about them.")
 app.command(
     "eval", cls=EvalCommand, context_settings=HELP_NAMES, short_help="Measure what KV cache types cost a model."
 )(evaluate)

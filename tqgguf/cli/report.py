@@ -14,6 +14,7 @@ ENDINGS = {
     "length": "ended by -n",
     "context": "ended because the context is full (raise -c)",
     "interrupt": "interrupted",
+    "kept": "kept in the prompt cache",
 }
 
 

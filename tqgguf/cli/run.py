@@ -7,8 +7,8 @@ Flags that this verb does not implement never reach typer: `RunCommand` sorts th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
 
@@ -16,7 +16,7 @@ from tqgguf.cli import options
 from tqgguf.cli.arguments import SortedArguments
 from tqgguf.cli.llama_flags import FLAGS
 from tqgguf.cli.options import KV_HEADING, MODEL_HEADING
-from tqgguf.cli.run_request import RunRequest
+from tqgguf.cli.run_request import Purpose, RunRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.cache_spec import PRESETS
@@ -34,7 +34,7 @@ EXAMPLES = (
     'tqgguf run -p "What is the capital of France?" --temp 0',
     "tqgguf run -m model.gguf -f question.txt -ctk turbo4 -ctv turbo3 -n 100",
     "tqgguf run -m model.gguf -ctk turbo4 -ctv turbo3 -c 8192    # a chat",
-    "tqgguf run -f book.txt --prompt-cache book.kv.gguf -n 50    # the second time it is there at once",
+    "tqgguf run -m model.gguf -f book.txt --prompt-cache book.kv.gguf -n 50    # the second time it is read at once",
 )
 
 _PROMPT, _CHAT = "Prompt", "Chat"
@@ -45,7 +45,7 @@ class RunCommand(VerbCommand):
     """A typer command that takes llama-completion's whole command line."""
 
     flags = FLAGS
-    examples = EXAMPLES
+    examples: ClassVar[Sequence[str]] = EXAMPLES
 
 
 def run(
@@ -253,14 +253,19 @@ def run(
 
     Takes llama-completion's flags: those below work, others are noted or refused with the reason.
     """
-    request = request_from(ctx.params, sorted_arguments(ctx))
-    with needs_mlx("tqgguf run"):
+    serve(ctx, "answer")
+
+
+def serve(ctx: typer.Context, purpose: Purpose) -> NoReturn:
+    """Do what a verb with `run`'s parameters was called for, and end it."""
+    request = request_from(ctx.params, sorted_arguments(ctx), purpose)
+    with needs_mlx(ctx.command_path):
         from tqgguf.cli import run_command  # lazily: it brings MLX in, for which --help and refusals must not wait
 
     raise typer.Exit(run_command.run(request))
 
 
-def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunRequest:
+def request_from(values: Mapping[str, Any], given: SortedArguments, purpose: Purpose = "answer") -> RunRequest:
     """The request that typer's values (by parameter name) and the sorted argument vector make."""
     named = values["samplers"]
     if values["sampler_seq"] is not None:
@@ -282,6 +287,7 @@ def request_from(values: Mapping[str, Any], given: SortedArguments) -> RunReques
             reasoning=_SWITCH[values["reasoning"]],
             rope_freq_scale=stretched_freq_scale(values),
             sampling=sampling,
+            purpose=purpose,
             given=given.given,
             notices=given.notices + _flash_attention_notice(values["flash_attention"]),
         )

@@ -14,8 +14,9 @@ from tqgguf.cli.measuring import chunk_of, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
+from tqgguf.formats.atomic import check_target
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.gguf_errors import readable, shown
 from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime import backends
 from tqgguf.runtime.calibration_choice import AUTO, choose_calibration
@@ -23,6 +24,7 @@ from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation
 from tqgguf.runtime.kv_settings import check_cache_types
+from tqgguf.runtime.open_turn import OpenTurn
 from tqgguf.runtime.prompt_cache import PromptCache, agreed_spec, check_scales, open_prompt_cache
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.session import Session, check_prompt
@@ -33,6 +35,8 @@ def run(request: RunRequest) -> int:
     texts = read_texts(request, sys.stdin.buffer, sys.stdin.isatty())
     run_ = _Run(request, texts)
     try:
+        if request.purpose == "keep":
+            return run_.keep_document()
         return run_.chat() if texts.chats_on else run_.answer_once()
     finally:
         run_.close()
@@ -101,8 +105,14 @@ class _Run:
         request = self.request
         if request.prompt_cache is None:
             return None
+        if request.purpose == "keep":
+            check_target(request.prompt_cache)
+            return PromptCache(request.prompt_cache)
         reads_only, keeps_all = request.prompt_cache_ro, request.prompt_cache_all
-        return open_prompt_cache(request.prompt_cache, self.opened, reads_only=reads_only, keeps_all=keeps_all)
+        found = open_prompt_cache(request.prompt_cache, self.opened, reads_only=reads_only, keeps_all=keeps_all)
+        if request.purpose == "ask" and not found.tokens:
+            raise RequestError(f"{readable(request.prompt_cache)}: expected a prompt cache, found none")
+        return found
 
     def _chunk(self) -> int:
         """The grid of the prompt: that of the prompt cache, or -ub in whole pages."""
@@ -116,7 +126,7 @@ class _Run:
         """Keep what the session holds. A failure is said, and the exit status tells it; the answer goes on."""
         assert self.prompt_cache is not None
         try:
-            self.prompt_cache.save(self.session, self.opened)
+            self.prompt_cache.save(self.session)
         except TqggufError as error:
             say(f"error: {error}; the prompt cache was not written")
             self.status = error.exit_status
@@ -134,16 +144,37 @@ class _Run:
         return Conversation(template, self.tokenizer, self.texts.system_prompt, **variables)
 
     def _encode(self, prompt: str) -> list[int]:
+        if self.request.purpose != "answer":
+            template = None if self.conversation is None else self.conversation.template
+            turn = OpenTurn(template, self.tokenizer, self.texts.system_prompt)
+            held = self.prompt_cache.tokens if self.prompt_cache is not None else []
+            return turn.document(prompt) if self.request.purpose == "keep" else turn.question(held, prompt)
         if self.conversation is not None:
             return self.conversation.add(prompt)
         return self.tokenizer.encode(prompt)
+
+    def keep_document(self) -> int:
+        """Evaluate the prompt into the prompt cache; 130 if that was interrupted, and nothing was written."""
+        assert self.first is not None and self.prompt_cache is not None
+        prefill = ProgressLine("reading the document", "tokens")
+        with Interrupt() as interrupt:
+
+            def progress(done: int, total: int) -> None:
+                prefill.update(done, total)
+                interrupt.check()
+
+            self.session.prefill(self.first, progress)
+            prefill.end()
+            self.prompt_cache.save(self.session)
+        self.finish = "kept"
+        return 0
 
     def answer_once(self) -> int:
         """One answer to the prompt; 130 if it was interrupted."""
         assert self.first is not None and self.texts.prompt is not None
         shown = self.request.display_prompt
         if shown is None:
-            shown = self.conversation is None
+            shown = self.conversation is None and self.request.purpose == "answer"
         text = self._answer(self.first, self.texts.prompt if shown else "")
         if self.request.json_output:
             figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
@@ -225,6 +256,6 @@ class _Run:
         if self.prompt_cache is not None and self.prompt_cache.keeps_all and not self.prompt_cache.reads_only:
             with Interrupt():
                 self._save()
-        greedy = self.request.sampling.temp <= 0
+        greedy = self.request.sampling.temp <= 0 or self.finish == "kept"
         for line in report.lines(self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy):
             say(line)

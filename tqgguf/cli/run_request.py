@@ -16,6 +16,8 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.sampling_params import SamplingParams
 
+Purpose = Literal["answer", "keep", "ask"]
+
 _RANGES: Ranges = {
     **EVALUATING,
     "n_predict": ("-n", -2, INT32),
@@ -88,6 +90,9 @@ class RunRequest:
     """Balance of K: off, page or full. None: what its type asks for."""
     calibration: str = "auto"
     """A sidecar with K's channel scale; auto: look for one, off: take it from page 0 of the prompt."""
+    purpose: Purpose = "answer"
+    """answer: the prompt. keep: evaluate it as a document into a new prompt cache, and generate nothing. ask: it is a
+    question about the document in the prompt cache."""
     prompt_cache: str | None = None
     """A file that keeps the evaluated prompt for the next run."""
     prompt_cache_all: bool = False

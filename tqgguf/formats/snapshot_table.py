@@ -109,7 +109,7 @@ class _Table:
         n_cells = self._get(lambda: file.uint(f"{KEYS}cells"), 0)
         chunk = self._get(lambda: file.uint(f"{KEYS}chunk", 0), 0)
         n_vocab = self._get(lambda: file.uint(f"{KEYS}vocabulary", 0), 0)
-        architecture = self._get(lambda: file.text("general.architecture"), "")
+        architecture = self._get(lambda: file.text("general.architecture", ""), "")
         model = self._get(lambda: file.text("general.name", ""), "")
         edges = self._get(lambda: file.uints(f"{KEYS}prompt_ranges", _NONE), _NONE).tolist()
         has_fingerprint = f"{FINGERPRINT}version" in file.metadata

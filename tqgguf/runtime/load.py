@@ -92,7 +92,7 @@ class OpenModel:
         model = read_model(self.file, self.config, self._names, chosen, progress, library)
         suit_cpu(model)
         hook.install()
-        return LoadedGguf(model, tokenizer, self.config)
+        return LoadedGguf(model, tokenizer, self.config, self.fingerprint)
 
 
 def open_model(

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
+from tqgguf.formats.fingerprint import Fingerprint
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 
@@ -44,11 +45,12 @@ class ServedConfig(Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """`model` maps token ids [1, n] and a cache to logits [1, n, vocabulary]."""
+    """`model` maps token ids [1, n] and a cache to logits [1, n, vocabulary]. fingerprint: what it is known by."""
 
     model: Any
     tokenizer: TextTokenizer
     config: ServedConfig
+    fingerprint: Fingerprint | None = None
 
     def fill(self, tokens: mx.array, cache: list[Any]) -> None:
         """Have the cache hold tokens [1, n] too, once it is evaluated; their logits are not wanted."""

@@ -127,7 +127,7 @@ class OpenFolder:
             raise FormatError(f"{self.folder}: weights cannot be read: {_one_line(error)}") from error
         suit_cpu(self._model)
         hook.install()
-        return LoadedModel(self._model, tokenizer, self.config)
+        return LoadedModel(self._model, tokenizer, self.config, self.fingerprint)
 
 
 def _number(config: dict[str, Any], name: str, folder: Path) -> int:

@@ -56,12 +56,12 @@ class PromptCache:
         """Whether a prompt that was evaluated is to be kept: it is no beginning of what the file holds."""
         return not self.reads_only and self.tokens[: len(ids)] != list(ids)
 
-    def save(self, session: Session, opened: OpenModel | OpenFolder) -> None:
+    def save(self, session: Session) -> None:
         """Write what the session holds into the file; what it held before stays until that is done.
 
         TqggufError: it cannot be written, or the session was broken off within an evaluation.
         """
-        write_snapshot(self.path, session.snapshot(opened.fingerprint))
+        write_snapshot(self.path, session.snapshot())
 
 
 def open_prompt_cache(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.fingerprint import Fingerprint
 from tqgguf.formats.kv_size import kv_bytes
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.runtime.grid import DEFAULT_CHUNK, round_chunk
@@ -208,7 +207,7 @@ class Session:
         self.pieces = PromptPieces(self.chunk, snapshot.prompt_ranges)
         self._is_restored = True
 
-    def snapshot(self, fingerprint: Fingerprint | None) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """What the session holds, to be written before it changes. RequestError: a layer that no snapshot can hold."""
         if self._torn:
             raise RequestError("an evaluation was broken off, so that layers hold different tokens: nothing to save")
@@ -222,7 +221,7 @@ class Session:
             prompt_ranges=self.pieces.ranges,
             n_vocab=config.vocab_size,
             model=config.name,
-            fingerprint=fingerprint,
+            fingerprint=self.loaded.fingerprint,
         )
 
     def decode(self, token: int) -> NDArray[np.float32]:

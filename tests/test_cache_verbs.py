@@ -1,0 +1,152 @@
+"""`tqgguf cache save`, `restore` and `info`, and the functions for programs of mlx-lm's kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+from tiny_folders import write_folder
+from tiny_models import TinyModel, write_tiny
+
+import tqgguf
+from tqgguf.cli.main import main
+from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.snapshot_read import open_snapshot
+from tqgguf.runtime.load import load_model
+
+DOCUMENT = "\n".join(
+    f"The {beast} lives by the {place}." for beast in ("heron", "otter") for place in ("weir", "reeds") * 9
+)
+TURBO = ("-ctk", "turbo4", "-ctv", "turbo3")
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    status = main(["cache", *argv])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_question_about_a_kept_document_is_answered_in_the_chat_template(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    story, question = (Path(__file__).parent.parent / "examples/weather-hut.txt").read_text().strip().rsplit("\n\n", 1)
+    text, cache = tmp_path / "text.txt", tmp_path / "cache.gguf"
+    text.write_text(story)
+    status, out, err = call(capsys, "save", str(cache), "-f", str(text), *TURBO)
+    assert (status, out) == (0, "")
+    assert "0 decoded" in err
+    assert "kept in the prompt cache" in err
+    before = cache.read_bytes()
+    status, out, err = call(capsys, "restore", str(cache), "-p", question, "--temp", "0", "-n", "30")
+    assert status == 0
+    assert "Marta" in out
+    assert ", 1,536 more from the prompt cache" in err
+    assert cache.read_bytes() == before
+    whole = main(["run", "-p", f"{story}\n\n{question}", "--temp", "0", "-n", "30", *TURBO])
+    assert (whole, capsys.readouterr().out) == (0, out)
+
+
+def test_without_a_template_the_text_goes_on_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, cache = write_tiny(tmp_path / "m.gguf", TinyModel(with_chat_template=False)), tmp_path / "cache.gguf"
+    flags = ("-m", str(model))
+    assert call(capsys, "save", "-o", str(cache), "-p", DOCUMENT[:900], *flags)[0] == 0
+    _, asked, _ = call(capsys, "restore", str(cache), *flags, "-p", "and?", "--temp", "0", "-n", "8")
+    main(["run", *flags, "-p", f"{DOCUMENT[:900]}\n\nand?", "--temp", "0", "-n", "8", "--no-display-prompt"])
+    assert capsys.readouterr().out == asked
+
+
+def test_a_document_that_was_kept_without_a_template_is_asked_without_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, cache = write_tiny(tmp_path / "m.gguf", TinyModel()), tmp_path / "cache.gguf"
+    call(capsys, "save", str(cache), "-m", str(model), "-no-cnv", "-p", "plain text")
+    n = len(open_snapshot(cache).tokens)
+    _, _, err = call(capsys, "restore", str(cache), "-m", str(model), "-p", "and?", "-n", "0", "--json")
+    tokens = load_model(model).tokenizer.encode("\n\nand?")
+    assert f"prompt: {n + len(tokens)} tokens" in err
+
+
+def test_info_tells_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, cache = write_tiny(tmp_path / "m.gguf", TinyModel()), tmp_path / "cache.gguf"
+    call(capsys, "save", str(cache), "-m", str(model), "-p", DOCUMENT, *TURBO)
+    status, out, _ = call(capsys, "info", str(cache), "--json")
+    about = json.loads(out)["about"]
+    assert (status, about["n_layers"], about["balance"]) == (0, 2, {"full": 2})
+    assert sum(about["parts"].values()) + 4 * about["n_tokens"] == about["n_bytes"]
+    status, _, err = call(capsys, "info", str(model))
+    assert (status, "expected a prompt cache, found a file of kind model" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("save",), "expected the name of a prompt cache first"),
+        (("restore", "-p", "x"), "expected the name of a prompt cache first"),
+        (("restore", "nowhere.gguf", "-p", "x"), "nowhere.gguf: expected a prompt cache, found none"),
+        (("save", "no/such/folder.gguf", "-p", "x"), "does not exist; make it first"),
+        (("save", "a.gguf", "-p", "x", "--temp", "1", "-st"), "unknown flag -st"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = call(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+PROMPT = mx.array([int(t) for t in np.random.default_rng(3).integers(0, 280, 300)])
+
+
+def decoded(model: Any, prompt: mx.array, cache: list[Any], n: int) -> list[int]:
+    return [int(token) for token, _ in generate_step(prompt, model, max_tokens=n, prompt_cache=cache)]
+
+
+def test_a_program_of_mlx_lms_kind_saves_and_loads_caches(tmp_path: Path) -> None:
+    loaded = load_model(write_tiny(tmp_path / "m.gguf", TinyModel()))
+    path = tmp_path / "cache.gguf"
+    cache = tqgguf.make_prompt_cache(loaded.model, "turbo4", "turbo3")
+    loaded.model(PROMPT[None], cache=cache)
+    tqgguf.save_prompt_cache(path, cache, tokens=PROMPT, model=loaded)
+    again, tokens = tqgguf.load_prompt_cache(path, loaded, return_tokens=True)
+    assert tokens == PROMPT.tolist()
+    after = mx.array([5, 6, 7])
+    assert decoded(loaded.model, after, again, 20) == decoded(loaded.model, after, cache, 20)
+    assert tqgguf.open_snapshot(path).fingerprint == loaded.fingerprint
+
+
+def test_a_plain_mlx_model_can_load_what_was_saved_without_tokens(tmp_path: Path) -> None:
+    model = load_model(write_folder(tmp_path / "folder")).model
+    cache = tqgguf.make_prompt_cache(model, "q8_0", "q4_0")
+    model(PROMPT[None], cache=cache)
+    tqgguf.save_prompt_cache(tmp_path / "c.gguf", cache)
+    again, tokens = tqgguf.load_prompt_cache(tmp_path / "c.gguf", model, return_tokens=True)
+    assert set(tokens) == {-1}
+    after = mx.array([[5]])
+    assert mx.array_equal(model(after, cache=again), model(after, cache=cache))
+
+
+def test_what_no_file_can_hold_and_what_is_another_models_is_refused(tmp_path: Path) -> None:
+    loaded = load_model(write_tiny(tmp_path / "m.gguf", TinyModel()))
+    other = load_model(write_tiny(tmp_path / "o.gguf", TinyModel(seed=1)))
+    path = tmp_path / "cache.gguf"
+    cache = tqgguf.make_prompt_cache(loaded.model, "turbo4", "turbo3")
+    loaded.model(PROMPT[None], cache=cache)
+    with pytest.raises(RequestError, match="tokens: expected the 300 that the cache holds, found 3"):
+        tqgguf.save_prompt_cache(path, cache, tokens=[1, 2, 3])
+    with pytest.raises(RequestError, match=r"expected caches of tqgguf\.make_prompt_cache"):
+        tqgguf.save_prompt_cache(path, [])
+    assert not path.exists()
+    tqgguf.save_prompt_cache(path, cache, model=loaded)
+    with pytest.raises(RequestError, match="expected this model's weights, found others"):
+        tqgguf.load_prompt_cache(path, other)
+    path.write_bytes(path.read_bytes()[:-3000])
+    with pytest.raises(FormatError, match="truncated"):
+        tqgguf.load_prompt_cache(path, loaded)

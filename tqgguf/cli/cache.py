@@ -1,0 +1,147 @@
+"""`tqgguf cache save`, `restore` and `info`: prompt caches as files, as typer shows and parses them.
+
+save and restore are `run` for another purpose: they have its parameters, as far as these concern them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+
+from tqgguf.cli import options
+from tqgguf.cli.llama_flags import FLAGS, Fate, Flag
+from tqgguf.cli.run import RunCommand, run, serve
+from tqgguf.cli.run_request import Purpose
+from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option, write_examples
+from tqgguf.formats.errors import RequestError
+
+SAVE_EXAMPLE = "tqgguf cache save book.kv.gguf -m model.gguf -f book.txt -ctk turbo4 -ctv turbo3"
+RESTORE_EXAMPLE = 'tqgguf cache restore book.kv.gguf -m model.gguf -p "Who is the narrator?"'
+INFO_EXAMPLE = "tqgguf cache info book.kv.gguf"
+EXAMPLES = (SAVE_EXAMPLE, RESTORE_EXAMPLE, INFO_EXAMPLE)
+
+_PROMPT_CACHE = frozenset({"--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"})
+_CHATTING = frozenset({"--single-turn", "--multiline-input"})
+_ANSWERING = frozenset({"--predict", "--reverse-prompt", "--json", "--display-prompt", "--ignore-eos"})
+_OUTPUT_NAMES = ("-o", "--output")
+_ASK_FOR_HELP = frozenset({"-h", "--help", "--usage", "--version"})
+_HIDDEN_HEADINGS = {"save": frozenset({"Sampling (as in llama.cpp)"}), "restore": frozenset()}
+
+
+class CacheCommand(RunCommand):
+    """`run`'s command without the flags in `left_out`; the prompt cache comes first, or after -o."""
+
+    left_out: ClassVar[frozenset[str]]
+    more: ClassVar[tuple[str, ...]] = ()
+    """Flags that every call has."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not _ASK_FOR_HELP & set(args):
+            name, rest = _file_of(args, f"`{self.examples[0]}`")
+            args = ["--prompt-cache", name, *self.more, *rest]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for param in self.get_params(ctx):
+            if isinstance(param, typer.core.TyperOption):
+                param.hidden = param.hidden or bool(self.left_out & {*param.opts, *param.secondary_opts})
+                param.hidden = param.hidden or param.rich_help_panel in _HIDDEN_HEADINGS[self.name or ""]
+        super().format_options(ctx, formatter)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(ctx.command_path, "FILE [OPTIONS]")
+
+
+def _file_of(args: list[str], example: str) -> tuple[str, list[str]]:
+    """The prompt cache that the arguments name, and the others."""
+    if args and args[0] and not args[0].startswith("-"):
+        return args[0], args[1:]
+    for i, word in enumerate(args[:-1]):
+        if word in _OUTPUT_NAMES:
+            return args[i + 1], args[:i] + args[i + 2 :]
+    found = repr(args[0]) if args else "nothing"
+    raise RequestError(f"expected the name of a prompt cache first, as in {example}, found {found}")
+
+
+def _flags_without(names: frozenset[str]) -> tuple[Flag, ...]:
+    return tuple(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name not in names)
+
+
+class SaveCommand(CacheCommand):
+    """The file is written."""
+
+    left_out = _PROMPT_CACHE | _CHATTING | _ANSWERING
+    flags = (*_flags_without(_PROMPT_CACHE | _CHATTING | _ANSWERING), *(f for f in FLAGS if f.name == "--prompt-cache"))
+    examples: ClassVar[Sequence[str]] = (SAVE_EXAMPLE,)
+
+
+class RestoreCommand(CacheCommand):
+    """The file is only read."""
+
+    left_out = _PROMPT_CACHE | _CHATTING
+    flags = _flags_without(_CHATTING)
+    more = ("--prompt-cache-ro",)
+    examples: ClassVar[Sequence[str]] = (RESTORE_EXAMPLE,)
+
+
+class CacheGroup(TyperGroup):
+    """The three verbs; --help ends with an example of each."""
+
+    examples = EXAMPLES
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(formatter, self.examples)
+
+
+class InfoCommand(ExamplesCommand):
+    """A typer command that takes one file."""
+
+    examples = (INFO_EXAMPLE,)
+
+
+def _for(purpose: Purpose) -> Any:
+    """A callback with `run`'s parameters."""
+
+    @functools.wraps(run)
+    def callback(ctx: typer.Context, **values: Any) -> None:
+        serve(ctx, purpose)
+
+    return callback
+
+
+def info(
+    file: Annotated[str, typer.Argument(metavar="FILE", hidden=True)],
+    json_output: Annotated[bool, option(OUTPUT, "Print one JSON object.", "--json")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Tell what a prompt cache holds: tokens, types, bytes by part, and the model that it belongs to."""
+    from tqgguf.cli import inspect_command  # lazily: --help need not wait for numpy
+
+    raise typer.Exit(inspect_command.inspect_cache(file, json_output))
+
+
+def cache_app(context_settings: dict[str, Any]) -> typer.Typer:
+    """The sub-program `tqgguf cache`."""
+    app = typer.Typer(cls=CacheGroup, add_completion=False, rich_markup_mode=None, context_settings=context_settings)
+    app.command(
+        "save",
+        cls=SaveCommand,
+        context_settings=context_settings,
+        short_help="Evaluate a document into a file.",
+        help="Evaluate a document into a prompt cache FILE, and generate nothing.\n\n"
+        "In the model's chat template, if it has one, the user's turn is left open for `tqgguf cache restore`.",
+    )(_for("keep"))
+    app.command(
+        "restore",
+        cls=RestoreCommand,
+        context_settings=context_settings,
+        short_help="Ask about the document in a file.",
+        help="Answer a question about the document in a prompt cache FILE, which stays as it is.\n\n"
+        "Types of K and V are the file's.",
+    )(_for("ask"))
+    app.command("info", cls=InfoCommand, context_settings=context_settings, short_help="Tell what a file holds.")(info)
+    return app

@@ -1,0 +1,82 @@
+"""`save_prompt_cache` and `load_prompt_cache`: caches of `make_prompt_cache` in files, for programs of mlx-lm's kind.
+
+The counterparts in mlx-lm take the same first arguments. Flags and sessions are unknown here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.snapshot import Snapshot
+from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
+from tqgguf.formats.snapshot_fit import check_cache, check_model, spec_of
+from tqgguf.formats.snapshot_read import open_snapshot
+from tqgguf.formats.snapshot_write import write_snapshot
+from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.loaded_model import LoadedModel
+from tqgguf.runtime.snapshots import capture_layers, restore_layers
+
+
+def save_prompt_cache(
+    file_name: str | os.PathLike[str],
+    cache: Sequence[Any],
+    *,
+    tokens: ArrayLike | None = None,
+    model: LoadedModel | None = None,
+) -> None:
+    """Write what a prompt cache of `make_prompt_cache` holds; mlx-lm's function of this name, for ours.
+
+    tokens: the ids [n] that were evaluated, one for each token held (default: unknown). model: what `load_model` gave;
+    the file then says which model it belongs to. RequestError: another number of tokens, caches of another kind;
+    TqggufError: the file cannot be written.
+    """
+    offsets = {c.offset for c in cache if isinstance(c, BlockKVCache)}
+    if len(offsets) != 1:
+        raise RequestError(f"expected caches of tqgguf.make_prompt_cache that hold as many tokens, found {offsets}")
+    (n_tokens,) = offsets
+    ids = np.full(n_tokens, UNKNOWN_TOKEN, np.int32) if tokens is None else np.asarray(tokens, np.int32).reshape(-1)
+    if len(ids) != n_tokens:
+        raise RequestError(f"tokens: expected the {n_tokens} that the cache holds, found {len(ids)}")
+    config = None if model is None else model.config
+    write_snapshot(
+        file_name,
+        Snapshot(
+            tokens=ids,
+            layers=capture_layers(cache),
+            n_cells=n_tokens,
+            architecture="" if config is None else config.architecture,
+            n_vocab=0 if config is None else config.vocab_size,
+            model="" if config is None else config.name,
+            fingerprint=None if model is None else model.fingerprint,
+        ),
+    )
+
+
+def load_prompt_cache(
+    file_name: str | os.PathLike[str], model: Any, *, return_tokens: bool = False
+) -> list[Any] | tuple[list[Any], list[int]]:
+    """A prompt cache for a model that holds what a file holds, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
+
+    model: an mlx-lm model, or what `load_model` gave; the latter is held against the file's fingerprint.
+    return_tokens: also the token ids that the cache holds (-1: unknown). FormatError: the file is damaged;
+    RequestError: it is another model's; TqggufError: it cannot be read.
+    """
+    path = os.fspath(file_name)
+    snapshot = open_snapshot(path)
+    network = model
+    if isinstance(model, LoadedModel):
+        network, config = model.model, model.config
+        if model.fingerprint is not None:
+            check_model(path, snapshot, config.architecture, model.fingerprint, config.layer_shapes())
+    n_layers = len(network.layers)
+    spec = spec_of(snapshot, n_layers)
+    check_cache(path, snapshot, spec, n_layers, n_ctx=snapshot.n_cells)
+    made = make_prompt_cache(network, spec.type_k, spec.type_v, n_prefix=spec.n_prefix, balance=spec.balance)
+    restore_layers(snapshot, made)
+    return (made, snapshot.tokens[: snapshot.n_cells].tolist()) if return_tokens else made
