@@ -23,8 +23,8 @@ import cpu_attention
 import mlx.core as mx
 
 from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.cores import cores
 from tqgguf.runtime import backends
-from tqgguf.runtime.blas import cores
 from tqgguf.runtime.load import LoadedModel, embedded_model, load_model
 from tqgguf.runtime.session import Session
 

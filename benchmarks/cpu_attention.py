@@ -23,9 +23,9 @@ import mlx.core as mx
 import numpy as np
 
 from tqgguf.formats.codec import Codec, resolve_codec
+from tqgguf.formats.cores import cores
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.attention_c import CReading
-from tqgguf.runtime.blas import cores
 from tqgguf.runtime.kv_sides import FLOAT_DTYPES, PAGE, SideView
 from tqgguf.runtime.native.library import Library, load_library
 from tqgguf.runtime.readings import NumpyReading, Reading

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from tqgguf.runtime.blas import Blas, _openblas_of_numpy, cores, load_fast_blas
+from tqgguf.formats.cores import cores
+from tqgguf.runtime.blas import Blas, _openblas_of_numpy, load_fast_blas
 from tqgguf.runtime.native import library_path
 
 GETTERS = [f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]

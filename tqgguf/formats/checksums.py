@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.cores import cores
 from tqgguf.formats.snapshot_format import CHUNK_BYTES
 
 
@@ -57,8 +59,10 @@ def damaged(file: memoryview, data_start: int, n_bytes: int, entries: NDArray[np
         yield -1, -1
     if zlib.crc32(file[:data_start]) != entries[0]:
         yield 0, data_start
-    for i, expected in enumerate(entries[1:-1]):
-        start = data_start + i * CHUNK_BYTES
-        end = min(start + CHUNK_BYTES, data_start + n_bytes)
-        if zlib.crc32(file[start:end]) != expected:
-            yield start, end
+    starts = range(data_start, data_start + n_bytes, CHUNK_BYTES)
+    ends = [min(start + CHUNK_BYTES, data_start + n_bytes) for start in starts]
+    with ThreadPoolExecutor(cores()) as pool:  # zlib lets other threads run
+        found = pool.map(lambda start, end: zlib.crc32(file[start:end]), starts, ends)
+        for start, end, expected, checksum in zip(starts, ends, entries[1:-1], found, strict=True):
+            if checksum != expected:
+                yield start, end

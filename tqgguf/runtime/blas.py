@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tqgguf.formats.cores import cores
 from tqgguf.runtime.native import library_path
 
 SWITCH = "TQGGUF_BLAS"
@@ -55,11 +56,6 @@ class Blas:
         for setter in setters:
             setter(ctypes.c_int(n))
         return bool(setters)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _openblas_of_numpy() -> list[ctypes.CDLL]:

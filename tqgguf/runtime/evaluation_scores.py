@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.runtime.blas import cores
+from tqgguf.formats.cores import cores
 
 VALUES_AT_ONCE = 1 << 18
 """Logits that are widened to float64 at a time: some arrays of 2 MB, which stay in a core's cache."""

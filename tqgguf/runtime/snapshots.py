@@ -7,7 +7,8 @@ model and to a request is `snapshot_fit`'s question; files are `formats`'.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec, Side
+from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.page_rows import pages_to_rows, rows_to_pages
@@ -48,10 +50,11 @@ def capture_layers(caches: Sequence[Any]) -> tuple[LayerSnapshot, ...]:
 
 
 def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
-    """Make new caches of the same types and settings hold what a snapshot holds.
+    """Make new caches of the same types and settings hold what a snapshot holds, several layers side by side.
 
-    RequestError: a layer is missing or is of other settings (types, RoPE, window) than its cache. FormatError: see
-    `restore_layer`.
+    Rows of the last, unfilled page that came in blocks become its f16 tail, and those before the first whole page of a
+    window are left out. RequestError: a layer is missing or is of other settings (types, RoPE, window) than its cache.
+    FormatError: values that cannot be.
     """
     ours = {cache.layer: cache for cache in caches if isinstance(cache, BlockKVCache)}
     held = {layer.layer: layer for layer in snapshot.layers}
@@ -64,26 +67,17 @@ def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
         found = replace(settings_of(layer), has_tail=expected.has_tail)
         if found != expected:
             raise RequestError(f"layer {number}: the snapshot's is {found}, expected {expected}")
+    planes = {(layer.layer, side): _Planes(layer.side(side), layer.start) for layer in held.values() for side in SIDES}
+    mx.eval([array for made in planes.values() for array in made.arrays])
+    with ThreadPoolExecutor(cores()) as pool:  # numpy lets other threads run while it copies
+        for done in [pool.submit(*work) for made in planes.values() for work in made.fill()]:
+            done.result()
     for number, layer in held.items():
-        restore_layer(layer, ours[number])
+        _restore(layer, ours[number], *(planes[number, side] for side in SIDES))
 
 
 def _numbers(layers: Collection[int]) -> str:
     return f"{min(layers)} to {max(layers)}, {len(layers)} in all" if layers else "none"
-
-
-def restore_layer(layer: LayerSnapshot, cache: BlockKVCache) -> None:
-    """Make an empty cache of the same types and settings hold what a snapshot's layer holds.
-
-    Rows of the last, unfilled page that came in blocks become its f16 tail, and those before the first whole page of a
-    window are left out. FormatError: values that cannot be; the cache is then as it was.
-    """
-    first_page = -(-layer.start // PAGE_TOKENS)
-    offset = layer.start + layer.k.n_tokens
-    sides = [_restored(layer.side(side), layer.start, side, layer.balance) for side in SIDES]
-    dims = [layer.side(side).codec.head_dim for side in SIDES]
-    given = mx.array(layer.k.channel_scale) if layer.scale_is_given and layer.k.channel_scale is not None else None
-    cache.state = (*cache.settings.scalars(), offset, first_page, given, *dims, *sides)
 
 
 def settings_of(layer: LayerSnapshot) -> LayerSettings:
@@ -152,35 +146,55 @@ def _captured(side: BlockSide | FloatSide, name: Side) -> SideSnapshot:
     )
 
 
-def _restored(side: SideSnapshot, start: int, name: Side, balance: str) -> list[mx.array | None]:
+class _Planes:
+    """New planes for the whole pages of a side, from the first page edge on: first made, then filled."""
+
+    def __init__(self, side: SideSnapshot, start: int) -> None:
+        self.side, self.codec = side, side.codec.codec
+        self.skipped = -start % PAGE_TOKENS
+        self.arrays: list[mx.array] = []
+        self.n_pages = 0 if self.codec.is_float else max(side.rows.shape[0] - self.skipped, 0) // PAGE_TOKENS
+        if self.n_pages:
+            lead = (self.n_pages, side.rows.shape[1], PAGE_TOKENS)
+            self.arrays = [
+                mx.zeros((*lead, self.codec.n_blocks * self.codec.code_bytes), dtype=mx.uint8),
+                mx.zeros((*lead, self.codec.n_blocks * self.codec.n_scales), dtype=mx.float16),
+            ]
+
+    def fill(self) -> Iterator[tuple[Any, ...]]:
+        """Calls that write the pages into the evaluated planes, in place; they do not disturb each other."""
+        codes, scales = (np.asarray(array) for array in self.arrays) if self.arrays else (None, None)
+        for first in range(0, self.n_pages, PAGES_AT_A_TIME):
+            last = min(first + PAGES_AT_A_TIME, self.n_pages)
+            rows = self.side.rows[self.skipped + first * PAGE_TOKENS : self.skipped + last * PAGE_TOKENS]
+            assert codes is not None and scales is not None
+            yield rows_to_pages, self.codec, rows, codes[first:last], scales[first:last]
+
+
+def _restore(layer: LayerSnapshot, cache: BlockKVCache, k: _Planes, v: _Planes) -> None:
+    first_page = -(-layer.start // PAGE_TOKENS)
+    offset = layer.start + layer.k.n_tokens
+    dims = [layer.side(side).codec.head_dim for side in SIDES]
+    given = mx.array(layer.k.channel_scale) if layer.scale_is_given and layer.k.channel_scale is not None else None
+    sides = [_arrays(k, balance=layer.balance), _arrays(v, balance="off")]
+    cache.state = (*cache.settings.scalars(), offset, first_page, given, *dims, *sides)
+
+
+def _arrays(planes: _Planes, balance: str) -> list[mx.array | None]:
     """A side's arrays as `BlockSide.restore` and `FloatSide.restore` take them."""
-    codec = side.codec.codec
-    skipped = -start % PAGE_TOKENS
-    if codec.is_float:
-        rows = np.ascontiguousarray(side.rows[skipped : side.rows.shape[0]])
-        return [mx.array(rows.view(_BITS[codec.cache_type])).view(FLOAT_DTYPES[codec.cache_type])]
-    n_pages = max(side.rows.shape[0] - skipped, 0) // PAGE_TOKENS
-    codes, scales = _planes(codec, side, skipped, n_pages)
-    arrays = [codes, scales, _head_major(side.prefix), _head_major(_tail(side, skipped + n_pages * PAGE_TOKENS))]
-    if name == "k" and balance != "off":
+    side = planes.side
+    if planes.codec.is_float:
+        rows = np.ascontiguousarray(side.rows[planes.skipped : side.rows.shape[0]])
+        cache_type = planes.codec.cache_type
+        return [mx.array(rows.view(_BITS[cache_type])).view(FLOAT_DTYPES[cache_type])]
+    codes, scales = planes.arrays or (None, None)
+    tail = _tail(side, planes.skipped + planes.n_pages * PAGE_TOKENS)
+    arrays = [codes, scales, _head_major(side.prefix), _head_major(tail)]
+    if balance != "off":
         arrays.append(_as_mlx(side.page_means))
-    if name == "k" and balance == "full":
+    if balance == "full":
         arrays += [_as_mlx(side.channel_scale), _as_mlx(side.query_squares)]
     return arrays
-
-
-def _planes(codec: Codec, side: SideSnapshot, skipped: int, n_pages: int) -> tuple[mx.array | None, mx.array | None]:
-    """Planes of the whole pages from row `skipped` on."""
-    if not n_pages:
-        return None, None
-    lead = (n_pages, side.rows.shape[1], PAGE_TOKENS)
-    codes = np.empty((*lead, codec.n_blocks * codec.code_bytes), np.uint8)
-    scales = np.empty((*lead, codec.n_blocks * codec.n_scales), np.float16)
-    for first in range(0, n_pages, PAGES_AT_A_TIME):
-        last = min(first + PAGES_AT_A_TIME, n_pages)
-        rows = side.rows[skipped + first * PAGE_TOKENS : skipped + last * PAGE_TOKENS]
-        rows_to_pages(codec, rows, codes[first:last], scales[first:last])
-    return mx.array(codes), mx.array(scales)
 
 
 def _tail(side: SideSnapshot, n_in_pages: int) -> NDArray[np.float16] | None:

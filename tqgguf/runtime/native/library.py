@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from tqgguf.formats.block_types import BLOCK_TYPES
 from tqgguf.formats.codebooks import codebook
 from tqgguf.formats.codec import Codec
+from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.blas import cores
 from tqgguf.runtime.native import library_path
 
 PATH_SWITCH = "TQGGUF_CPU"
