@@ -2,8 +2,8 @@
 
     python tests/fuzz/coverage_guided.py WORK [libFuzzer's flags, as -max_total_time=1800 or -merge=1]
 
-WORK is a folder of files to start from and to grow; an empty one is filled with `seeds`. tests/corpus/README.md says how
-the kept corpus was made. Needs atheris, which is no dependency of the tests.
+WORK is a folder of files to start from and to grow; an empty one is filled with `seeds`. tests/corpus/README.md says
+how the kept corpus was made. Needs atheris, which is no dependency of the tests.
 """
 
 from __future__ import annotations

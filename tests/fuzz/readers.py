@@ -1,7 +1,7 @@
 """Everything of tqgguf that takes a file of unknown content, done with one file; and what must hold between it.
 
-`examine` lets no exception but TqggufError pass unnoticed, and holds readers against the validator: no reader takes what
-the validator calls an error, and what it calls sound, its reader takes. Used by the fuzzers and over the kept corpus.
+`examine` lets no exception but TqggufError pass unnoticed, and holds readers against the validator: no reader takes
+what the validator calls an error, and what it calls sound, its reader takes. For the fuzzers and the kept corpus.
 """
 
 from __future__ import annotations

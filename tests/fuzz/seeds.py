@@ -21,17 +21,15 @@ MAX_BYTES = 1 << 16
 
 def sound() -> dict[str, bytes]:
     """Sound files by name, each of a kilobyte or a few."""
-    arrays = {
-        "a.flag": True,
-        "a.texts": ["a", "", "münze"],
-        "a.flags": Typed(BOOL, [True, False]),
-        "a.nested": [[1], []],
-    }
+    arrays = {"a.texts": ["a", "", "münze"], "a.flags": Typed(BOOL, [True, False]), "a.nested": [[1], []]}
+    hyperparameters = {
+        "block_count": 1, "context_length": 8, "embedding_length": 32, "attention.head_count": 1,
+    }  # fmt: skip
     metadata = {
-        "general.architecture": "llama", "general.alignment": 32, "llama.block_count": 1, "llama.context_length": 8,
-        "llama.embedding_length": 32, "llama.attention.head_count": 1, "a.u8": Typed(U8, 3), "a.u64": Typed(U64, 1 << 40),
+        "general.architecture": "llama", "general.alignment": 32, "a.flag": True, "a.u8": Typed(U8, 3),
+        **{f"llama.{suffix}": value for suffix, value in hyperparameters.items()}, **arrays, "a.u64": Typed(U64, 5),
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b"],
-        "tokenizer.ggml.scores": [0.0, 1.0], "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.merges": ["a b"], **arrays,
+        "tokenizer.ggml.scores": [0.0, 1.0], "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.merges": ["a b"],
     }  # fmt: skip
     tensors = {
         "blk.0.attn_q.weight": quantised(np.ones((2, 32), np.float32), "Q4_1"),

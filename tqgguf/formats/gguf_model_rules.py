@@ -99,9 +99,9 @@ class _Metadata:
             if key in ARRAY_KEYS:
                 yield from self._elements(entry, ARRAY_KEYS[key])
             elif key in per_layer:
-                if (entry.type.element or entry.type.value) not in INTEGER_TYPES:
+                if entry.type.scalar not in INTEGER_TYPES:
                     yield self.bad("metadata-type", entry, "an integer, or one for each layer", str(entry.type))
-            elif kind is not None and (entry.type.element or entry.type.value) not in kind[1]:
+            elif kind is not None and entry.type.scalar not in kind[1]:
                 yield self.bad("metadata-type", entry, kind[0], str(entry.type))
             elif kind is not None and isinstance(entry.value, float) and not math.isfinite(entry.value):
                 yield self.bad("metadata-value", entry, "a finite number", entry.value)
@@ -176,7 +176,7 @@ class _Metadata:
 
     def _token_id(self, entry: Entry, n: int) -> Iterator[GgufError]:
         is_array = entry.type.element is not None
-        if (entry.type.element or entry.type.value) not in INTEGER_TYPES:
+        if entry.type.scalar not in INTEGER_TYPES:
             yield self.bad("metadata-type", entry, INTEGER[0], str(entry.type))
             return
         values = np.atleast_1d(entry.value)

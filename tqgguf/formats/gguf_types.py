@@ -18,7 +18,7 @@ DEFAULT_ALIGNMENT: Final = 32
 
 # Limits. A count or length above its limit is refused before anything is allocated, whatever the size of the file: a
 # file of a few GB could otherwise turn into many times its size in Python objects.
-MAX_METADATA_ENTRIES: Final = 1 << 16  # real models have under 200
+MAX_METADATA_ENTRIES: Final = 1 << 14  # real models have under 200
 MAX_TENSORS: Final = 1 << 18  # 61 layers x 256 experts x 3 unfused matrices are 46,848
 MAX_KEY_BYTES: Final = (1 << 16) - 1  # the specification's limit
 MAX_TENSOR_NAME_BYTES: Final = 63  # ggml's GGML_MAX_NAME of 64 includes the final zero
@@ -79,6 +79,11 @@ class MetadataType(NamedTuple):
 
     value: ValueType
     element: ValueType | None = None
+
+    @property
+    def scalar(self) -> ValueType:
+        """Of the value, or of an array's elements."""
+        return self.value if self.element is None else self.element
 
     def __str__(self) -> str:
         return self.value.name if self.element is None else f"ARRAY of {self.element.name}"

@@ -14,12 +14,11 @@ import numpy as np
 
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
 from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.gguf_model_keys import MAX_LAYERS, MAX_SIZE
 from tqgguf.formats.gguf_reader import GGUFFile
 from tqgguf.formats.gguf_types import GGML_TYPES
 from tqgguf.formats.kv_size import LayerShape
 
-MAX_LAYERS = 4096  # far above any model; keeps a damaged header from asking for millions of layers
-MAX_SIZE = 2**31 - 1  # mlx counts dimensions in int32
 # Far beyond any model's. Inside, the largest angle (position x scale x frequency) is finite in float32.
 ROPE_BASES = (2.0**-32, 2.0**64)
 ROPE_FACTORS = (2.0**-32, 2.0**32)

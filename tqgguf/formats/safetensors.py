@@ -87,14 +87,12 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     return SafetensorsFile(name, len(buffer), header.metadata, tensors)
 
 
-def judge_safetensors(buffer: Buffer, path: str) -> Iterator[DefectError]:
-    """All that is wrong with a file."""
-    found: list[DefectError] = []
+def check_safetensors(buffer: Buffer, path: str, report: Report) -> None:
+    """Report all that is wrong with a file."""
     try:
-        _Header(buffer, path, found.append)
+        _Header(buffer, path, report)
     except DefectError as defect:
-        found.append(defect)
-    yield from found
+        report(defect)
 
 
 class _Header:

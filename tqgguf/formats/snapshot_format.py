@@ -28,7 +28,7 @@ CHUNK_BYTES: Final = 1 << 20
 TOKENS: Final = "tokens"
 CHECKSUMS: Final = "checksums"
 
-MAX_LAYERS: Final = 1 << 16
+MAX_LAYERS: Final = 1 << 12
 MAX_CODECS: Final = 1 << 10
 MAX_HEADS: Final = 1 << 16
 

@@ -7,7 +7,7 @@ instead of the first one raised. What is looked at depends on the kind, see `CHE
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from tqgguf.formats.belonging import ModelIdentity, judge_belonging, no_fingerprint
@@ -25,8 +25,9 @@ from tqgguf.formats.llama_parse import parse_state
 from tqgguf.formats.llama_rules import judge_state
 from tqgguf.formats.mapped_file import map_file, release
 from tqgguf.formats.rules import DefectError
-from tqgguf.formats.safetensors import judge_safetensors
-from tqgguf.formats.snapshot_read import snapshot_defects
+from tqgguf.formats.safetensors import check_safetensors
+from tqgguf.formats.snapshot_data import data_defects
+from tqgguf.formats.snapshot_read import read_snapshot
 
 _EXPECTED: Final = "a GGUF, safetensors, or llama.cpp session or sequence file"
 
@@ -105,7 +106,8 @@ class Validation:
                 found.extend(judge_data(parsed, mapped, self.progress))
         if not any(found.has_errors(path) for path in self.paths):
             with GGUFFile(self.path, self.paths, list(self._buffers), files) as file:
-                found.extend(KINDS_OF_GGUF[kind](file))
+                if kind in KINDS_OF_GGUF:
+                    KINDS_OF_GGUF[kind](file, found)
                 if self.model is not None:
                     found.extend(judge_belonging(kind, file, self.model))
 
@@ -129,7 +131,7 @@ class Validation:
         return files, all(parsed.is_whole for parsed in files)
 
     def _safetensors(self, buffer: Buffer) -> None:
-        self._found.extend(judge_safetensors(buffer, self.path))
+        check_safetensors(buffer, self.path, self._found.report)
 
     def _state(self, buffer: Buffer) -> None:
         try:
@@ -152,8 +154,14 @@ def _kind(files: list[ParsedGguf]) -> FileKind:
     return gguf_kind(value_of, (tensor.name for parsed in files for tensor in parsed.tensors))
 
 
-def _nothing_more(file: GGUFFile) -> Iterator[DefectError]:
-    yield from ()
+def _snapshot(file: GGUFFile, found: Findings) -> None:
+    snapshot = read_snapshot(file, found.report)
+    # rows that layers share by mistake would be read once for each of them
+    found.extend(data_defects(file, None if found.has_errors(file.path) else snapshot))
+
+
+def _calibration(file: GGUFFile, found: Findings) -> None:
+    found.extend(calibration_defects(file))
 
 
 CHECKS: Final[dict[FileKind, Callable[[Validation, Buffer], None]]] = {
@@ -164,10 +172,8 @@ CHECKS: Final[dict[FileKind, Callable[[Validation, Buffer], None]]] = {
 }
 """How a file is looked through, by the kind that its first bytes say."""
 
-KINDS_OF_GGUF: Final[dict[FileKind, Callable[[GGUFFile], Iterator[DefectError]]]] = {
-    FileKind.MODEL: _nothing_more,
-    FileKind.GGUF: _nothing_more,
-    FileKind.SNAPSHOT: snapshot_defects,
-    FileKind.CALIBRATION: calibration_defects,
+KINDS_OF_GGUF: Final[dict[FileKind, Callable[[GGUFFile, Findings], None]]] = {
+    FileKind.SNAPSHOT: _snapshot,
+    FileKind.CALIBRATION: _calibration,
 }
 """What is looked at beyond the structure of a GGUF without errors, by what it says of itself."""
