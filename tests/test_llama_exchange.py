@@ -199,6 +199,20 @@ def test_rows_follow_positions_whatever_the_order_of_cells(tmp_path):
         assert (layer.v.rows[1:2] == expected[1:2]).all()
 
 
+def test_a_model_whose_rope_turns_halves_gets_keys_in_that_order_where_they_are_floats(tmp_path):
+    halves = replace(TWO, layers=tuple(replace(layer, rope=RopeLayout(64)) for layer in TWO.layers))
+    data = build_state().data
+    pairs, made = (imported(data, tmp_path, model).layers[0] for model in (TWO, halves))
+    values = [layer.k.rows[0:3].copy().view(np.uint16) for layer in (pairs, made)]
+    assert (values[1][..., :32] == values[0][..., 0::2]).all() and (values[1][..., 32:] == values[0][..., 1::2]).all()
+    assert (made.v.rows[0:3] == pairs.v.rows[0:3]).all()
+    assert (pairs.rope.traditional, made.rope.traditional) == (True, False)
+    assert data_of(export_llama_state(imported(data, tmp_path, halves))) == data
+    blocks = (DATA / "mainline_q8_0.session").read_bytes()
+    halves = replace(SMOLLM2, layers=tuple(replace(layer, rope=RopeLayout(64)) for layer in SMOLLM2.layers))
+    assert imported(blocks, tmp_path, halves).layers[0].rope.traditional  # blocks keep the file's order and say so
+
+
 def test_window_layers_begin_where_the_file_begins(tmp_path):
     built, model = LAYOUTS["windows of a sequence"]
     layers = imported(built.data, tmp_path, model).layers

@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from llama_builder import Memory, Side, build_state
-from snapshots import make_layer, make_snapshot
+from snapshots import make_layer as make_layer_of_halves
+from snapshots import make_snapshot
 from test_llama_exchange import FORK, TWO, data_of, finite, imported
 
+from tqgguf.formats.balance import RopeLayout
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import LayerShape
 from tqgguf.formats.llama_blocks import form_of, from_canonical, to_canonical
@@ -21,6 +23,11 @@ from tqgguf.formats.stored_codec import StoredCodec
 
 N = 300  # two whole pages and a tail of 44
 PLAIN_Q8 = StoredCodec.native("q8_0", 64, "k")
+
+
+def make_layer(*args, **options) -> LayerSnapshot:
+    """With its channels in the order of a llama GGUF, where RoPE turns neighbours."""
+    return replace(make_layer_of_halves(*args, **options), rope=RopeLayout(64, True))
 
 
 def one_layer(type_k: str, type_v: str, **options) -> Snapshot:
@@ -127,6 +134,7 @@ def test_the_forks_rows_come_back_as_the_values_that_they_were(tmp_path):
 
 def test_window_layers_hold_what_the_next_query_sees():
     layers = [make_layer(0, N, "f16", "f16", start=128, window=100), make_layer(1, N, "f16", "f16")]
+    layers = [replace(layer, rope=RopeLayout(64)) for layer in layers]
     base, window = export_llama_state(make_snapshot(N, *layers, architecture="gemma3")).memories
     assert list(window.streams[0].cells.positions) == list(range(200, 300))
     assert len(base.streams[0].cells) == N
@@ -140,6 +148,20 @@ def test_transposed_values_lie_channel_by_channel():
     assert (columns.reshape(-1).view(np.uint16).reshape(128, N) == expected).all()
     with pytest.raises(RequestError, match="transposes float types only"):
         exported(one_layer("q8_0", "q8_0"), v_trans=True)
+
+
+def test_keys_get_the_order_of_channels_that_the_architectures_ggufs_have():
+    halves = make_snapshot(N, make_layer_of_halves(0, N, "f16", "f16"))
+    same = replace(halves, architecture="qwen3")
+    for side, snapshot, permuted in ((0, halves, True), (1, halves, False), (0, same, False)):
+        rows = exported(snapshot)[side].reshape(-1).view(np.float16).reshape(N, 2, 64)
+        held = (snapshot.layers[0].k, snapshot.layers[0].v)[side].rows.reshape(-1).view(np.float16).reshape(N, 2, 64)
+        if permuted:
+            assert (rows[..., 0::2] == held[..., :32]).all() and (rows[..., 1::2] == held[..., 32:]).all()
+        else:
+            assert (rows == held).all()
+    with pytest.raises(RequestError, match="channels in another order"):
+        exported(make_snapshot(N, make_layer_of_halves(0, N, "q8_0", "f16")))
 
 
 def test_an_empty_snapshot_makes_an_empty_memory():

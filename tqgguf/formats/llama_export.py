@@ -25,7 +25,9 @@ from tqgguf.formats.llama_profiles import MAINLINE, TURBO_FORMS, BlockForm
 from tqgguf.formats.llama_reading import resolve_reading, same_heads
 from tqgguf.formats.llama_state import NO_BYTES, Cells, LayerRows, LlamaState, Memory, Stream
 from tqgguf.formats.llama_state_rows import CellColumns, CellRows
+from tqgguf.formats.model_outline import rope_layout
 from tqgguf.formats.recoded_rows import RecodedRows, must_requantise
+from tqgguf.formats.rope_order import channel_order
 from tqgguf.formats.snapshot import LayerSnapshot, Snapshot
 from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
 from tqgguf.formats.stored_codec import StoredCodec
@@ -77,11 +79,11 @@ class _Export:
         if kind not in KINDS:
             raise RequestError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
         self.kind: Kind = kind
+        self.architecture = str(self.origin.get("architecture", snapshot.architecture))
         self.as_was = self.same_profile and self.origin.get("kind") == kind
 
     def state(self) -> LlamaState:
-        snapshot = self.snapshot
-        architecture = str(self.origin.get("architecture", snapshot.architecture))
+        architecture = self.architecture
         if self.kind == "session" and not architecture:
             raise RequestError("a session file names its architecture, which this snapshot does not know")
         keeps_version = self.as_was and self.options.profile is None
@@ -157,7 +159,7 @@ class _Export:
         codec = codecs[layer.layer, side]
         type_id = self.reading.profile.type_id(codec.cache_type)
         assert type_id is not None
-        rows = RecodedRows(layer.side(side), codec, layer.start)
+        rows = RecodedRows(layer.side(side), codec, layer.start, self._order(layer, side))
         cells = CellRows(rows, positions.astype(np.intp) - layer.start, codec.cache_type, self._form(codec.cache_type))
         if not transposed:
             return LayerRows(type_id, cells)
@@ -167,6 +169,12 @@ class _Export:
             )
         element_bytes = BLOCK_TYPES[codec.cache_type].block_bytes
         return LayerRows(type_id, CellColumns(cells, element_bytes), element_bytes)
+
+    def _order(self, layer: LayerSnapshot, side: Side) -> NDArray[np.intp] | None:
+        """The channels of keys in the order of the architecture's GGUFs, None where that is what they have."""
+        if side == "v" or not self.architecture:
+            return None
+        return channel_order(layer.k.codec.head_dim, layer.rope, rope_layout(self.architecture, layer.rope.dims))
 
     def _form(self, cache_type: str) -> BlockForm | None:
         """The layout of turbo blocks in the file, None for other types."""
@@ -203,8 +211,10 @@ class _Export:
         for layer in self.snapshot.layers:
             for side in SIDES:
                 held, codec = layer.side(side), codecs[layer.layer, side]
-                if must_requantise(held, codec):
+                order = self._order(layer, side)
+                if must_requantise(held, codec, order):
                     balanced = ", balanced" if held.page_means is not None else ""
+                    balanced += ", with RoPE's channels in another order" if order is not None else ""
                     raise RequestError(
                         f"layer {layer.layer}: {side.upper()} holds blocks ({_words(held.codec)}{balanced}) that would "
                         f"be quantised again to become {_words(codec)}: ask for that, or for what they are"

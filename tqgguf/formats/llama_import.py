@@ -27,7 +27,8 @@ from tqgguf.formats.llama_profiles import EXCHANGED, MAINLINE, TURBO_FORMS, TURB
 from tqgguf.formats.llama_reading import LlamaReading, resolve_reading, same_heads
 from tqgguf.formats.llama_rules import sequences
 from tqgguf.formats.llama_state import LayerRows, LlamaState, Memory, Stream
-from tqgguf.formats.model_outline import CachedLayer, ModelOutline, outline_of_widths
+from tqgguf.formats.model_outline import CachedLayer, ModelOutline, outline_of_widths, rope_layout
+from tqgguf.formats.rope_order import ReorderedRows, channel_order
 from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot
 from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
 from tqgguf.formats.stored_codec import StoredCodec
@@ -114,7 +115,8 @@ def import_llama_state(state: LlamaState, model: ModelOutline, options: ImportOp
     runs = [_run(state, memory, name, options.sequence) for name, memory in zip(MEMORIES, state.memories, strict=False)]
     n_cells = runs[0].first + runs[0].n_cells
     _check_runs(state, runs, n_cells)
-    layers = _Layers(state, reading)
+    architecture = state.architecture or model.architecture
+    layers = _Layers(state, architecture, reading)
     made = [
         layer
         for run, cached, name in zip(runs, _share(state, model), MEMORIES, strict=False)
@@ -126,7 +128,7 @@ def import_llama_state(state: LlamaState, model: ModelOutline, options: ImportOp
         tokens=tokens,
         layers=tuple(sorted(made, key=lambda layer: layer.layer)),
         n_cells=n_cells,
-        architecture=state.architecture or model.architecture,
+        architecture=architecture,
         n_vocab=model.n_vocab,
         model=model.name,
         fingerprint=model.fingerprint,
@@ -191,8 +193,8 @@ def _share(state: LlamaState, model: ModelOutline) -> list[list[CachedLayer]]:
 class _Layers:
     """Makes the layers of a snapshot. forms: the layout of each turbo type's blocks that was found in the file."""
 
-    def __init__(self, state: LlamaState, reading: LlamaReading) -> None:
-        self.path, self.reading = state.path, reading
+    def __init__(self, state: LlamaState, architecture: str, reading: LlamaReading) -> None:
+        self.path, self.architecture, self.reading = state.path, architecture, reading
         self.forms: dict[str, BlockForm] = {}
 
     def of_memory(self, run: _Run, cached: list[CachedLayer], name: str) -> list[LayerSnapshot]:
@@ -209,7 +211,12 @@ class _Layers:
                 self._side(rows, run, layer.shape, side, even[side], f"{name} memory, {side.upper()} of layer {i}")
                 for side, rows in zip(SIDES, both, strict=True)
             )
-            layers.append(LayerSnapshot(layer.layer, k, v, run.first, layer.shape.window, rope=layer.rope))
+            rope = rope_layout(self.architecture, layer.rope.dims) if self.architecture else layer.rope
+            order = channel_order(layer.shape.head_dim_k, rope, layer.rope)
+            if order is not None and k.codec.is_float:  # the model's own order; blocks stay as they are
+                k = SideSnapshot(k.codec, ReorderedRows(k.rows, order, k.codec.codec.block_bytes))
+                rope = layer.rope
+            layers.append(LayerSnapshot(layer.layer, k, v, run.first, layer.shape.window, rope=rope))
         return layers
 
     def _side(self, rows: LayerRows, run: _Run, shape: LayerShape, side: Side, even: bool, what: str) -> SideSnapshot:

@@ -22,6 +22,13 @@ PAIRED_ARCHITECTURES = frozenset({
 """Architectures in whose GGUFs RoPE turns neighbouring values: llama.cpp's LLAMA_ROPE_TYPE_NORM. In all others it turns
 the two halves of a head."""
 
+PERMUTED_ARCHITECTURES = frozenset({
+    "llama", "deci", "baichuan", "xverse", "internlm2", "minicpm", "olmo", "granite", "granitemoe", "smollm3", "arcee",
+    "mistral3",
+})  # fmt: skip
+"""Those of them whose weights llama.cpp's converter permuted to that end: with the original weights, as mlx-lm has
+them, RoPE turns halves."""
+
 
 @dataclass(frozen=True)
 class CachedLayer:
@@ -46,6 +53,11 @@ class ModelOutline:
 def rope_layout(architecture: str, dims: int) -> RopeLayout:
     """Which channels RoPE turns together in a GGUF of that architecture."""
     return RopeLayout(dims, architecture in PAIRED_ARCHITECTURES)
+
+
+def original_layout(architecture: str, rope: RopeLayout) -> RopeLayout:
+    """Which channels RoPE turns together with a model's original weights, from the layout that its GGUF has."""
+    return RopeLayout(rope.dims, rope.traditional and architecture not in PERMUTED_ARCHITECTURES)
 
 
 def outline_of_gguf(file: GGUFFile) -> ModelOutline:

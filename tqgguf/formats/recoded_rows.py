@@ -18,19 +18,25 @@ from tqgguf.formats.snapshot import SideSnapshot
 from tqgguf.formats.stored_codec import StoredCodec
 
 
-def must_requantise(side: SideSnapshot, codec: StoredCodec) -> bool:
-    """Whether rows that are quantised already would be quantised again to have them in a codec, unbalanced."""
+def must_requantise(side: SideSnapshot, codec: StoredCodec, order: NDArray[np.intp] | None = None) -> bool:
+    """Whether rows that are quantised already would be quantised again to have them in a codec, unbalanced, and with
+    their channels in another order.
+    """
     n_blocks = side.rows.shape[0] - (0 if side.prefix is None else len(side.prefix))
-    return n_blocks > 0 and not side.codec.is_float and (side.codec != codec or side.page_means is not None)
+    changes = side.codec != codec or side.page_means is not None or order is not None
+    return n_blocks > 0 and not side.codec.is_float and changes
 
 
 @dataclass(frozen=True, eq=False)
 class RecodedRows:
-    """All tokens of a side from `start` on (the position of its first row), uint8 [tokens, n_kv_heads, row_bytes]."""
+    """All tokens of a side from `start` on (the position of its first row), uint8 [tokens, n_kv_heads, row_bytes].
+    order: of the channels, None where it stays.
+    """
 
     side: SideSnapshot
     codec: StoredCodec
     start: int = 0
+    order: NDArray[np.intp] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,14 +58,17 @@ class RecodedRows:
         side = self.side
         if first >= n_rows:
             assert side.tail is not None
-            return self.codec.encode(side.tail[first - n_rows : last - n_rows])
+            return self._encoded(side.tail[first - n_rows : last - n_rows])
         if first < n_exact:
             assert side.prefix is not None
-            return self.codec.encode(side.prefix[first:last])
+            return self._encoded(side.prefix[first:last])
         rows = side.rows[first:last]
-        if side.codec == self.codec and side.page_means is None:
+        if side.codec == self.codec and side.page_means is None and self.order is None:
             return rows
-        return self.codec.encode(self._values(rows, first))
+        return self._encoded(self._values(rows, first))
+
+    def _encoded(self, values: NDArray[np.floating]) -> NDArray[np.uint8]:
+        return self.codec.encode(values if self.order is None else values[..., self.order])
 
     def _values(self, rows: NDArray[np.uint8], first: int) -> NDArray[np.float32]:
         """Rows from token `first` on as float32 [tokens, n_kv_heads, head_dim] in original axes, unbalanced."""
