@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def _numbered(n: int, before: bytes, behind: bytes) -> bytes:
     return b"".join(before + bytes([35 + i % 80, 35 + i // 80 % 80, 35 + i // 6400]) + behind for i in range(n))
 
 
+@cache
 def amplifiers() -> dict[str, bytes]:
     """By what they are full of."""
     n_tensors, n_entries = 38_000, 1 << 14

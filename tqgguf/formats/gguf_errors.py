@@ -12,7 +12,7 @@ SHOWN_CHARACTERS: Final = 80  # of a name or value in a message: a damaged file'
 
 def shown(value: object) -> str:
     """A name or value from a file as it stands in a message: on one line, printable, not endless."""
-    text = ascii(value)
+    text = ascii(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
