@@ -201,7 +201,7 @@ def test_rows_follow_positions_whatever_the_order_of_cells(tmp_path):
 
 def test_a_model_whose_rope_turns_halves_gets_keys_in_that_order_where_they_are_floats(tmp_path):
     halves = replace(TWO, layers=tuple(replace(layer, rope=RopeLayout(64)) for layer in TWO.layers))
-    data = build_state().data
+    data = finite(build_state())
     pairs, made = (imported(data, tmp_path, model).layers[0] for model in (TWO, halves))
     values = [layer.k.rows[0:3].copy().view(np.uint16) for layer in (pairs, made)]
     assert (values[1][..., :32] == values[0][..., 0::2]).all() and (values[1][..., 32:] == values[0][..., 1::2]).all()
