@@ -1,0 +1,49 @@
+"""Writes safetensors files, tensor by tensor in pieces: no second copy of the data is in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tqgguf.formats.atomic import replacing
+from tqgguf.formats.safetensors import DTYPE_BITS
+
+_ALIGNMENT = 8  # of the data, by blanks behind the header
+
+
+@dataclass(frozen=True)
+class TensorToWrite:
+    """dtype: as safetensors names it. pieces: gives the bytes when their turn comes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterable[bytes | memoryview]]
+
+    @property
+    def n_bytes(self) -> int:
+        n = DTYPE_BITS[self.dtype] // 8
+        for size in self.shape:
+            n *= size
+        return n
+
+
+def write_safetensors(
+    path: str | os.PathLike[str], tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]
+) -> None:
+    """Write a file, or replace it; errors as `atomic.replacing`."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    at = 0
+    for tensor in tensors:
+        end = at + tensor.n_bytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            n = sum(file.write(piece) for piece in tensor.pieces())
+            assert n == tensor.n_bytes, f"{tensor.name}: {n} bytes for {tensor.n_bytes}"
