@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_builder import F32, I32, STRING, U16, U64, Tensor, Typed, build_gguf, quantised, write_split
+from gguf_builder import I32, U16, Tensor, Typed, build_gguf, quantised, write_split
+from llama_builder import build_state, recurrent_memory
+from mlx_cache_files import DAMAGED as MLX_CASES
+from mlx_cache_files import cache_bytes
 from snapshots import carrier_bytes
 from test_gguf_defects import DAMAGED, entry, header, one_tensor, text, two_tensors, u32, u64
-from llama_builder import build_state, recurrent_memory
 from test_llama_defects import PATCHED, SEQUENCE, SESSION
 from test_snapshot_defects import CASES, SMALL
-from tiny_models import TinyModel, model_metadata, model_tensors, tiny_gguf
+from tiny_models import TinyModel, tiny_gguf
 
 from tqgguf.formats.calibration import Calibration, write_calibration
 from tqgguf.formats.fingerprint import Fingerprint
@@ -195,7 +197,7 @@ def _forget(metadata: dict[str, Any], prefix: str) -> None:
 
 
 def other_kinds() -> Iterator[tuple[str, Unsound]]:
-    """Of the tests of snapshots and of llama.cpp's files; -1 stands for offsets that are tested there."""
+    """Of the tests of snapshots, llama.cpp's files and mlx-lm's caches; -1 stands for offsets that are tested there."""
     names = {rule.id: rule.name for rule in RULES.values()}
     flipped = bytearray(carrier_bytes(SMALL))
     flipped[-1200] ^= 1
@@ -207,6 +209,8 @@ def other_kinds() -> Iterator[tuple[str, Unsound]]:
     yield "state-recurrent", Unsound({"state": hybrid}, len(SEQUENCE.data))
     few = build_state(tokens=[5])
     yield "state-token-count", Unsound({"state": few.data}, few.fields["n_tokens"])
+    for metadata, arrays, rule in MLX_CASES.values():
+        yield names[rule], Unsound({"cache.safetensors": cache_bytes(metadata, arrays)}, -1)
     for rule, change, _, _ in reversed(CASES):
         yield names[rule], gguf(carrier_bytes(SMALL, change), -1)
     for built, place, value, behind, rule, at, more in PATCHED.values():

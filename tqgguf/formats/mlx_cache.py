@@ -114,10 +114,16 @@ def judge_mlx_cache(file: SafetensorsFile) -> Iterator[DefectError]:
     layout = _layout(file.metadata)
     if layout is None:
         message = f"expected a prompt cache of mlx-lm, found metadata {shown(dict(file.metadata))}"
-        yield DefectError("mlx-cache-metadata", file.path, message, offset=0)
+        yield DefectError("other-format", file.path, message, offset=0)
         return
+    classes = _classes(file.metadata, layout)
+    for name, tensor in file.items():
+        layer = name.partition(".")[0]
+        if not layer.isdecimal() or int(layer) >= len(classes):
+            message = f"array {shown(name)} belongs to none of the {len(classes)} layers whose classes are named"
+            yield DefectError("mlx-cache-metadata", file.path, message, offset=tensor.offset, tensor=name)
     offsets = []
-    for i, kind in enumerate(_classes(file.metadata, layout)):
+    for i, kind in enumerate(classes):
         try:
             offsets.append(_Layer(file, layout, i, kind).read().offset)
         except DefectError as defect:

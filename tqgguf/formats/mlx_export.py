@@ -39,10 +39,10 @@ class MlxExportOptions:
     """None: what the snapshot's origin says, else the default.
 
     layout: "current" (default) or "before" (mlx-lm up to 0.31). bits: quantise to so many, in groups of group_size (0:
-    keep floats; also of a cache that came quantised, for it would be quantised twice). cache_type: of floats, f16, bf16 or f32 (the snapshot's where it has one of these, else f16).
-    traditional: whether RoPE shall turn neighbouring channels (as with the model's original weights). metadata: beside
-    the cache; mlx_lm.generate wants `model`, as it will be named there, and `tokenizer_config`, JSON. requantise:
-    decode blocks.
+    keep floats; also of a cache that came quantised, for it would be quantised twice). cache_type: of floats, f16, bf16
+    or f32 (the snapshot's where it has one of these, else f16). traditional: whether RoPE shall turn neighbouring
+    channels (as with the model's original weights). metadata: beside the cache; mlx_lm.generate wants `model`, as it
+    will be named there, and `tokenizer_config`, JSON. requantise: decode blocks.
     """
 
     layout: Layout | None = None

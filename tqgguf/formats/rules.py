@@ -14,6 +14,7 @@ from tqgguf.formats.errors import FormatError
 from tqgguf.formats.rule import ERROR, Rule
 from tqgguf.formats.rules_gguf import GGUF_RULES
 from tqgguf.formats.rules_llama import LLAMA_RULES
+from tqgguf.formats.rules_mlx import MLX_RULES
 from tqgguf.formats.rules_model import BELONGING_RULES, CALIBRATION_RULES, MODEL_RULES, SAFETENSORS_RULES
 from tqgguf.formats.rules_snapshot import SNAPSHOT_RULES
 
@@ -25,6 +26,7 @@ RULES: Final[dict[str, Rule]] = {
         SNAPSHOT_RULES,
         LLAMA_RULES,
         SAFETENSORS_RULES,
+        MLX_RULES,
         BELONGING_RULES,
         CALIBRATION_RULES,
     )

@@ -9,7 +9,7 @@ from tqgguf.formats.rule import ERROR, Rule
 _AGAIN: Final = "write the cache again with mlx_lm.cache_prompt"
 
 MLX_RULES: Final[tuple[Rule, ...]] = (
-    Rule("TQ520", "mlx-cache-metadata", ERROR, "the metadata of a prompt cache contradict themselves", _AGAIN),
+    Rule("TQ520", "mlx-cache-metadata", ERROR, "an array belongs to no layer that the metadata name", _AGAIN),
     Rule("TQ521", "mlx-cache-class", ERROR, "a layer's cache is of a class that is not read here",
          "caches of recurrent layers and of batches can be used by mlx-lm alone"),
     Rule("TQ522", "mlx-cache-array", ERROR, "an array of a layer's cache is missing, or of a wrong type or shape",

@@ -77,7 +77,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     DefectError (a FormatError): the file breaks its format. TqggufError: it cannot be opened.
     """
     name = os.fsdecode(path)
-    buffer = map_file(name, "a safetensors file")
+    return read_safetensors(map_file(name, "a safetensors file"), name)
+
+
+def read_safetensors(buffer: Buffer, name: str) -> SafetensorsFile:
+    """The same of a file that is mapped already. DefectError: it breaks its format."""
     header = _Header(buffer, name, raise_errors)
     data = memoryview(buffer)[header.data_start :]
     tensors = {
