@@ -88,7 +88,7 @@ class CReading(NumpyReading):
         parts = [step.attend(self.library, lo - offset, lo, hi - lo, own) for lo, hi, own in pages]
         if reads is not None:
             for lo, hi, own in pages:
-                _count(reads, lo, hi, k, v, window, step.n_prefix, own)
+                reads.count_page(lo, hi, k.codec, v.codec, window, step.n_prefix, own)
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         answer = mx.array(out[None])
         return answer if answer.dtype == q.dtype else answer.astype(q.dtype)
@@ -189,23 +189,3 @@ def _with_plain_last_axis(array: mx.array) -> NDArray[Any]:
     """numpy's view of an evaluated array, copied only where its last axis is strided."""
     values = np.asarray(array)
     return values if values.strides[-1] == values.itemsize else np.ascontiguousarray(values)
-
-
-def _count(
-    reads: Reads, lo: int, hi: int, k: SideView, v: SideView, window: int | None, n_prefix: int, own_from_blocks: bool
-) -> None:
-    """Count what the queries at positions lo .. hi - 1, all in one page, have read; as `attention.attend` does."""
-    all_float = k.codec.is_float and v.codec.is_float
-    coded_end = 0 if all_float else hi if own_from_blocks else lo // PAGE * PAGE
-    prefix = n_prefix if coded_end else 0
-    seen = in_float = 0
-    if not own_from_blocks and (window is None or hi <= window):  # every row sees from position 0 on
-        seen = (lo + 1 + hi) * (hi - lo) // 2
-        in_float = seen - (coded_end - prefix) * (hi - lo)
-    else:
-        for row in range(lo, hi):
-            first = 0 if window is None else max(0, row - window + 1)
-            seen += row + 1 - first
-            in_float += max(0, row + 1 - max(first, coded_end)) + max(0, min(prefix, row + 1) - first)
-    reads.count(in_float, False, False)
-    reads.count(seen - in_float, not k.codec.is_float, not v.codec.is_float)

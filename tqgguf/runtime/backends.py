@@ -5,18 +5,28 @@ from __future__ import annotations
 import mlx.core as mx
 
 from tqgguf.runtime.attention_c import CReading
+from tqgguf.runtime.attention_gpu import KernelReading
 from tqgguf.runtime.blas import load_fast_blas
+from tqgguf.runtime.kernels.launch import MlxLauncher
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS
 from tqgguf.runtime.readings import MlxReading, NumpyReading, Reading
 
 
 def default_reading() -> Reading:
-    """On a CPU the C library, or numpy where it was not built; MLX operations on a GPU."""
+    """On a CPU the C library, or numpy where it was not built; the kernels on a GPU."""
     if mx.default_device() != mx.cpu:
-        return MlxReading()
+        family = gpu_family()
+        return MlxReading() if family is None else KernelReading(MlxLauncher(family))
     library = load_library()
     return NumpyReading() if library is None else CReading(library)
+
+
+def gpu_family() -> str | None:
+    """The kernels' name for this machine's GPU: metal, cuda, or None where MLX has none."""
+    if mx.metal.is_available():
+        return "metal"
+    return "cuda" if mx.cuda.is_available() else None
 
 
 def set_threads(n: int) -> None:
@@ -30,7 +40,7 @@ def set_threads(n: int) -> None:
 def describe() -> str:
     """Device and backend in words, for -v."""
     if mx.default_device() != mx.cpu:
-        return "GPU; attention by MLX operations"
+        return f"GPU; attention by {gpu_family() or 'MLX operations'}" + (" kernels" if gpu_family() else "")
     library = load_library()
     how = "numpy" if library is None else f"the C library ({library.path_name}, {library.threads} threads)"
     products = f"matmul by {load_fast_blas().name}"

@@ -18,7 +18,7 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime import block_ops
-from tqgguf.runtime.kv_balance import ChannelScale, balance_rows, checked_scale, unbalance_pages
+from tqgguf.runtime.kv_balance import ChannelScale, checked_scale, unbalance_pages
 from tqgguf.runtime.planes import Plane
 
 PAGE = PAGE_TOKENS
@@ -95,6 +95,11 @@ class PageEncoder(Protocol):
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         """f16 or f32 rows to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
 
+    def encode_pages(
+        self, codec: Codec, rows: mx.array, *, n_skipped: int, centred: bool, scale: mx.array | None
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
+        """Whole pages of rows to codes and scales [pages, n_kv_heads, PAGE, ...], and their means if `centred`."""
+
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         """f16 [n_kv_heads, head_dim]: the mean of f16 rows from n_skipped on."""
 
@@ -168,26 +173,23 @@ class BlockSide:
         return self._view(rows, 0)
 
     def _encode_pages(self, rows: mx.array) -> None:
-        pages = _whole_pages(rows)
-        for page in pages:
-            self._encode_page(page)
-        rest = rows.shape[1] - len(pages) * PAGE
-        if rest and pages:
-            rows = rows[:, len(pages) * PAGE :]
+        end = rows.shape[1] // PAGE * PAGE
+        if end:
+            codes, scales, means = self.encoder.encode_pages(
+                self.codec,
+                rows[:, :end],
+                n_skipped=self.n_prefix if self.end_page == 0 else 0,
+                centred=self.means is not None,
+                scale=None if self.scale is None else self.scale.value,
+            )
+            self.codes.append(codes)
+            self.scales.append(scales)
+            if self.means is not None and means is not None:
+                self.means.append(means)
+        rest = rows.shape[1] - end
+        if rest and end:
+            rows = rows[:, end:]
         self.tail = rows if rest else None
-
-    def _encode_page(self, rows: mx.array) -> None:
-        n_skipped = self.n_prefix if self.end_page == 0 else 0
-        if self.means is not None:
-            mean = self.encoder.page_mean(rows, n_skipped)
-            rows = balance_rows(rows, mean, None if self.scale is None else self.scale.value)
-            self.means.append(mean[None])
-        if n_skipped:
-            zeros = mx.zeros((rows.shape[0], n_skipped, rows.shape[2]), dtype=rows.dtype)
-            rows = mx.concatenate([zeros, rows[:, n_skipped:]], axis=1)
-        codes, scales = self.encoder.encode(self.codec, rows)
-        self.codes.append(codes[None])
-        self.scales.append(scales[None])
 
     def _view(self, rows: mx.array, start: int) -> SideView:
         return SideView(

@@ -14,8 +14,8 @@ import numpy as np
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
-from tqgguf.runtime.kv_balance import page_mean_mlx, page_mean_numpy
-from tqgguf.runtime.kv_sides import SideView
+from tqgguf.runtime.kv_balance import balance_rows, page_mean_mlx, page_mean_numpy
+from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.products import product
 
 
@@ -35,6 +35,24 @@ class Reads:
         self.values_from_blocks += n * v_blocks
         self.values_in_float += n * (not v_blocks)
 
+    def count_page(
+        self, lo: int, hi: int, k: Codec, v: Codec, window: int | None, n_prefix: int, own_from_blocks: bool = False
+    ) -> None:
+        """Count what queries at positions lo .. hi - 1, all in one page, have read; as `attention.attend` does."""
+        coded_end = 0 if k.is_float and v.is_float else hi if own_from_blocks else lo // PAGE * PAGE
+        prefix = n_prefix if coded_end else 0
+        seen = in_float = 0
+        if not own_from_blocks and (window is None or hi <= window):  # every row sees from position 0 on
+            seen = (lo + 1 + hi) * (hi - lo) // 2
+            in_float = seen - (coded_end - prefix) * (hi - lo)
+        else:
+            for row in range(lo, hi):
+                first = 0 if window is None else max(0, row - window + 1)
+                seen += row + 1 - first
+                in_float += max(0, row + 1 - max(first, coded_end)) + max(0, min(prefix, row + 1) - first)
+        self.count(in_float, False, False)
+        self.count(seen - in_float, not k.is_float, not v.is_float)
+
 
 class Reading(Protocol):
     """How a backend turns a side's arrays into float32 arrays of its own kind (`xp`: numpy or mlx.core)."""
@@ -43,6 +61,36 @@ class Reading(Protocol):
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         """Rows f16 or f32 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, [n_kv_heads, tokens, ...]."""
+
+    def encode_pages(
+        self, codec: Codec, rows: mx.array, *, n_skipped: int, centred: bool, scale: mx.array | None
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
+        """Rows f16 [n_kv_heads, pages * PAGE, head_dim] as whole pages: codes and scales [pages, n_kv_heads, PAGE,
+        ...].
+
+        centred: the mean of each page is taken out, and returned f16 [pages, n_kv_heads, head_dim], else None; scale:
+        f32 [n_kv_heads, head_dim], multiplied into what is left. The first n_skipped rows become zero blocks.
+        """
+        starts = range(0, rows.shape[1], PAGE)
+        pages = [
+            self._encode_page(codec, rows[:, at : at + PAGE], 0 if at else n_skipped, centred, scale) for at in starts
+        ]
+        codes, scales, means = ([page[i] for page in pages] for i in range(3))
+        if len(pages) == 1:
+            return codes[0][None], scales[0][None], means[0][None] if centred else None
+        return mx.stack(codes), mx.stack(scales), mx.stack(means) if centred else None
+
+    def _encode_page(
+        self, codec: Codec, rows: mx.array, n_skipped: int, centred: bool, scale: mx.array | None
+    ) -> tuple[mx.array, mx.array, Any]:
+        mean = None
+        if centred:
+            mean = self.page_mean(rows, n_skipped)
+            rows = balance_rows(rows, mean, scale)
+        if n_skipped:
+            zeros = mx.zeros((rows.shape[0], n_skipped, rows.shape[2]), dtype=rows.dtype)
+            rows = mx.concatenate([zeros, rows[:, n_skipped:]], axis=1)
+        return *self.encode(codec, rows), mean
 
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         """The mean f16 [n_kv_heads, head_dim] of rows f16 [n_kv_heads, tokens, head_dim] from n_skipped on."""

@@ -1,0 +1,215 @@
+"""Attention from blocks on a GPU beside MLX's own attention over f16, encoding and long steps. Prints tables, writes
+JSON.
+
+    python benchmarks/gpu.py [decode encode prefill model] [--keys 8192 32768 131072] [--out results.json]
+
+Decode attention is timed twice: the time of its kernels (through torch's profiler, where torch is there; else left
+out), and wall time of a call inside a chain of calls in one evaluation, each fed with the answer before it. Inputs
+rotate, so that the device's cache holds none of them. `f16` is mx.fast.scaled_dot_product_attention on the same
+shapes, timed the same way in the same run. `model` decodes with a model of Llama-3.1-8B's shape, random bf16 weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import tqgguf.runtime  # noqa: F401  (before mlx)
+
+# isort: split
+import mlx.core as mx
+
+from tqgguf.formats.codec import Codec, resolve_codec
+from tqgguf.runtime.attention import attend
+from tqgguf.runtime.backends import default_reading, describe
+from tqgguf.runtime.kv_sides import PAGE, SideView
+
+ROTATED_BYTES = 150_000_000  # of inputs that calls rotate over: more than twice an H200's L2 cache
+MOST_SETS = 24
+PAIRS = ("turbo4/turbo3", "turbo4/turbo4", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0")
+HEADS = ((32, 8, 128), (64, 8, 128), (32, 8, 64), (8, 4, 256))
+OWN_ROWS = 64
+
+
+@dataclass
+class Timing:
+    """kernels_us: of the GPU's kernels, by name, for one call; wall_us: of a call in a chain."""
+
+    kernels_us: dict[str, float]
+    wall_us: float
+
+    @property
+    def gpu_us(self) -> float:
+        return sum(self.kernels_us.values())
+
+
+Call = Callable[[mx.array, Any], mx.array]
+
+
+def chained(call: Call, q: mx.array, inputs: list[Any], n: int) -> mx.array:
+    for i in range(n):
+        q = call(q, inputs[i % len(inputs)])
+    return q
+
+
+def wall_us(call: Call, q: mx.array, inputs: list[Any], n: int, repeats: int = 5) -> float:
+    """Microseconds a call, the median of chains of n in one evaluation; building the graph is not in it."""
+    mx.eval(chained(call, q, inputs, 3))
+    times = []
+    for _ in range(repeats):
+        out = chained(call, q, inputs, n)
+        mx.synchronize()
+        start = time.perf_counter()
+        mx.eval(out)
+        mx.synchronize()
+        times.append((time.perf_counter() - start) / n * 1e6)
+    return median(times)
+
+
+def kernel_us(call: Call, q: mx.array, inputs: list[Any], n: int = 20) -> dict[str, float]:
+    """Microseconds of each kernel for one call, by CUPTI through torch's profiler; empty without torch and CUDA."""
+    try:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    out = chained(call, q, inputs, n)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        mx.eval(out)
+        mx.synchronize()
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in profiled.events():
+        if "CUDA" in str(event.device_type):
+            times[event.name] = times.get(event.name, 0.0) + event.device_time / n
+    return times
+
+
+def timed(call: Call, q: mx.array, inputs: list[Any], n: int = 50) -> Timing:
+    return Timing(kernel_us(call, q, inputs), wall_us(call, q, inputs, n))
+
+
+def n_sets(n_bytes: int) -> int:
+    return max(2, min(MOST_SETS, ROTATED_BYTES // max(1, n_bytes) + 1))
+
+
+def block_side(codec: Codec, n_kv_heads: int, n_keys: int, balanced: bool) -> SideView:
+    """Random blocks of whole pages and an own page in f16, made on the device."""
+    pages = n_keys // PAGE
+    row_codes, row_scales = codec.n_blocks * codec.code_bytes, codec.n_blocks * codec.n_scales
+    words = mx.random.randint(0, 1 << 30, (pages, n_kv_heads, PAGE, row_codes // 4)).astype(mx.uint32)
+    low = mx.random.randint(0, 4, words.shape).astype(mx.uint32)
+    codes = ((words << 2) | low).view(mx.uint8)
+    scales = (mx.random.uniform(8, 16, (pages, n_kv_heads, PAGE, row_scales))).astype(mx.float16)
+    if codec.block_type.family == "ggml":
+        scales = scales * (1 / 512)
+    own = mx.random.normal((n_kv_heads, OWN_ROWS, codec.head_dim)).astype(mx.float16)
+    means = mx.random.normal((pages, n_kv_heads, codec.head_dim)).astype(mx.float16) if balanced else None
+    scale = mx.random.uniform(0.5, 2, (n_kv_heads, codec.head_dim)) if balanced else None
+    side = SideView(codec, own, n_keys, codes, scales, page_means=means, channel_scale=scale)
+    mx.eval(side.codes, side.scales, own, *([means, scale] if balanced else []))
+    return side
+
+
+def measure_decode(
+    heads: tuple[int, int, int], n_keys: int, pair: str, n_rows: int, n: int, plain: bool = False
+) -> tuple[Timing, int]:
+    """A step of n_rows from blocks (a step of decoding has one), and the bytes of blocks that it reads."""
+    n_heads, n_kv_heads, head_dim = heads
+    k, v = (resolve_codec(t, head_dim, s) for t, s in zip(pair.split("/"), ("k", "v"), strict=True))
+    balanced = k.block_type.family == "turbo" and not plain
+    n_bytes = n_keys * n_kv_heads * (k.row_bytes + v.row_bytes)
+    sides = [
+        (block_side(k, n_kv_heads, n_keys, balanced), block_side(v, n_kv_heads, n_keys, False))
+        for _ in range(n_sets(n_bytes))
+    ]
+    reading = default_reading()
+    q = mx.random.normal((1, n_heads, n_rows, head_dim)).astype(mx.float16)
+
+    def call(q: mx.array, views: tuple[SideView, SideView]) -> mx.array:
+        return attend(q, *views, offset=n_keys + OWN_ROWS - n_rows, scale=head_dim**-0.5, reading=reading)
+
+    return timed(call, q, sides, n), n_bytes
+
+
+def measure_f16(heads: tuple[int, int, int], n_keys: int, n_rows: int, n: int) -> Timing:
+    """MLX's attention over f16 keys and values."""
+    n_heads, n_kv_heads, head_dim = heads
+    shape = (1, n_kv_heads, n_keys + OWN_ROWS, head_dim)
+    inputs = []
+    for _ in range(n_sets(4 * n_kv_heads * n_keys * head_dim)):
+        inputs.append([mx.random.normal(shape).astype(mx.float16) for _ in range(2)])
+        mx.eval(inputs[-1])
+    q = mx.random.normal((1, n_heads, n_rows, head_dim)).astype(mx.float16)
+
+    def call(q: mx.array, kv: list[mx.array]) -> mx.array:
+        mask = "causal" if n_rows > 1 else None
+        return mx.fast.scaled_dot_product_attention(q, *kv, scale=head_dim**-0.5, mask=mask)
+
+    return timed(call, q, inputs, n)
+
+
+def decode(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows_out = []
+    names = ("heads", "rows", "keys", "K/V", "kernels us", "block GB/s", "wall us", "f16 kernels us", "f16 wall us")
+    print("| " + " | ".join((*names, "gpu x", "wall x")) + " |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for heads in HEADS[: args.shapes]:
+        for n_keys in args.keys:
+            for n_rows in args.rows:
+                f16 = measure_f16(heads, n_keys, n_rows, args.chain)
+                mx.clear_cache()
+                pairs = args.pairs if heads == HEADS[0] and n_rows == 1 else args.pairs[:1]
+                for pair in pairs:
+                    ours, n_bytes = measure_decode(heads, n_keys, pair, n_rows, args.chain, args.plain)
+                    mx.clear_cache()
+                    parts = " + ".join(f"{us:.1f}" for us in ours.kernels_us.values())
+                    rate = n_bytes / ours.gpu_us / 1e3 if ours.gpu_us else 0.0
+                    gpu_ratio = f16.gpu_us / ours.gpu_us if ours.gpu_us else 0.0
+                    print(
+                        f"| {heads[0]}/{heads[1]} x {heads[2]} | {n_rows} | {n_keys} | {pair} | {parts} | {rate:.0f} "
+                        f"| {ours.wall_us:.1f} | {f16.gpu_us:.1f} | {f16.wall_us:.1f} | {gpu_ratio:.2f} "
+                        f"| {f16.wall_us / ours.wall_us:.2f} |",
+                        flush=True,
+                    )
+                    rows_out.append(
+                        {
+                            "heads": heads,
+                            "rows": n_rows,
+                            "keys": n_keys,
+                            "pair": pair,
+                            "ours": asdict(ours),
+                            "f16": asdict(f16),
+                            "block_bytes": n_bytes,
+                        }
+                    )
+    return rows_out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="attention from blocks on a GPU beside MLX's over f16")
+    parser.add_argument("what", nargs="*", metavar="what", help="decode")
+    parser.add_argument("--keys", nargs="*", type=int, default=[8192, 32768, 131072])
+    parser.add_argument("--pairs", nargs="*", default=list(PAIRS), metavar="K/V")
+    parser.add_argument("--rows", nargs="*", type=int, default=[1])
+    parser.add_argument("--shapes", type=int, default=len(HEADS), help="how many of the head shapes")
+    parser.add_argument("--chain", type=int, default=50, help="calls in one evaluation")
+    parser.add_argument("--plain", action="store_true", help="K without balance")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    args = parser.parse_args()
+    print(describe(), flush=True)
+    found = {what: {"decode": decode}[what](args) for what in args.what or ["decode"]}
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+// Declarations for clang's front end alone, which Metal's is made of: MSL's address spaces are real here, so that a
+// pointer into the wrong one is an error. Nothing is defined; nothing is run.
+typedef __SIZE_TYPE__ size_t;
+typedef unsigned int uint;
+typedef unsigned short ushort;
+typedef unsigned char uchar;
+typedef unsigned long ulong;
+typedef unsigned char uint8_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef _Float16 half;
+typedef half float16_t;
+typedef __bf16 bfloat;
+typedef bfloat bfloat16_t;
+typedef uint uint2 __attribute__((ext_vector_type(2)));
+typedef uint uint3 __attribute__((ext_vector_type(3)));
+typedef uint uint4 __attribute__((ext_vector_type(4)));
+
+#define device __attribute__((address_space(1)))
+#define constant __attribute__((address_space(2)))
+#define threadgroup __attribute__((address_space(3)))
+#define thread
+#define INFINITY __builtin_inff()
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define SHARED(T, name, n) static threadgroup T name[n]
+#define SHARED_ALIGNED(T, name, n, alignment) SHARED(T, name, n)
+#define SHARED_POINTER(T) threadgroup T*
+
+enum class mem_flags { mem_none, mem_device, mem_threadgroup };
+void threadgroup_barrier(mem_flags);
+void simdgroup_barrier(mem_flags);
+template <class T> T simd_sum(T);
+template <class T> T simd_max(T);
+template <class T> T simd_min(T);
+template <class T> T simd_shuffle(T, ushort);
+template <class T> T simd_shuffle_xor(T, ushort);
+bool simd_any(bool);
+template <class To, class From> To as_type(From);
+namespace metal {
+float sqrt(float);
+float abs(float);
+float max(float, float);
+float min(float, float);
+uint max(uint, uint);
+uint min(uint, uint);
+}  // namespace metal
+using namespace metal;
+
+namespace tq {
+uint pack_halves(float, float);
+uint low_halves(uint, uint);
+uint high_halves(uint, uint);
+float exp2_fast(float);
+uint opaque(uint);
+uint table_address(threadgroup uint*, uint);
+uint table_read(threadgroup uint*, uint);
+void fill_four(threadgroup uint*, uint, uint);
+uint row_of(uint);
+uint pair_of(uint);
+uint lane_at(uint, uint);
+constexpr uint row_mask(int i) { return 2u << i; }
+uint lane_of_factor(uint, uint);
+uint element_of_factor(uint, uint);
+uint result_to_factor(uint);
+void read_factor(const threadgroup half*, uint, uint, thread uint*);
+void multiply(thread float*, const thread uint*, const thread uint*);
+}  // namespace tq

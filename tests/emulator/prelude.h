@@ -1,0 +1,88 @@
+// The kernels' prelude (tqgguf/runtime/kernels/prelude.metal) for the emulator: the same names, their meaning spelled out.
+// Matrix elements lie as in Metal, or with -DCUDA_ELEMENTS as in CUDA's prelude.
+#pragma once
+#include "msl.h"
+
+namespace tq {
+
+inline uint16_t bits_of_half(float x) {
+  const half h = half(x);
+  uint16_t bits;
+  memcpy(&bits, &h, 2);
+  return bits;
+}
+inline float half_from_bits(uint bits) {
+  const uint16_t low = uint16_t(bits);
+  half h;
+  memcpy(&h, &low, 2);
+  return float(h);
+}
+inline uint pack_halves(float low, float high) { return uint(bits_of_half(low)) | uint(bits_of_half(high)) << 16; }
+inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
+inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline uint opaque(uint x) { return x; }
+
+inline uint table_address(emulator::Shared<uint>, uint bytes) { return bytes; }
+inline uint table_read(emulator::Shared<uint> table, uint address) { return table[address / 4]; }
+inline void fill_four(emulator::Shared<uint> table, uint i, uint word) {
+  for (uint k = 0; k < 4; ++k) table[i + k] = word;
+}
+
+#ifdef CUDA_ELEMENTS
+inline uint row_of(uint lane) { return lane >> 2; }
+inline uint pair_of(uint lane) { return lane & 3u; }
+inline uint lane_at(uint row, uint pair) { return 4u * row + pair; }
+constexpr uint row_mask(int i) { return 4u << i; }
+inline uint lane_of_factor(uint k, uint n) { return 4u * n + (k >> 1); }
+inline uint element_of_factor(uint k, uint n) { return k & 1u; }
+#else
+inline uint row_of(uint lane) { return ((lane >> 2) & 4u) + ((lane >> 1) & 3u); }
+inline uint pair_of(uint lane) { return ((lane >> 2) & 2u) + (lane & 1u); }
+inline uint lane_at(uint row, uint pair) { return ((row & 4u) << 2) + ((row & 3u) << 1) + ((pair & 2u) << 2) + (pair & 1u); }
+constexpr uint row_mask(int i) { return i == 0 ? 2u : i == 1 ? 4u : 16u; }
+inline uint lane_of_factor(uint k, uint n) { return lane_at(k, n >> 1); }
+inline uint element_of_factor(uint k, uint n) { return n & 1u; }
+#endif
+
+// An 8 x 8 matrix of a result, as the second factor of the next product.
+inline uint result_to_factor(uint word, CALLED_AT) {
+  const auto words = emulator::exchange(word, emulator::matrix, line);
+  uint found = 0;
+  for (uint k = 0; k < 8; ++k)
+    for (uint n = 0; n < 8; ++n)
+      if (lane_of_factor(k, n) == emulator::group().lane()) {
+        const uint element = (words[lane_at(k, n / 2)] >> (16 * (n % 2))) & 0xffffu;
+        found |= element << (16 * element_of_factor(k, n));
+      }
+  return found;
+}
+
+inline void read_factor(emulator::Shared<half> fragments, uint tile, uint lane, uint* b) {
+  for (uint i = 0; i < 2; ++i) {
+    const uint at = (tile * 32u + lane) * 4u + 2u * i;
+    b[i] = pack_halves(float(half(fragments[at])), float(half(fragments[at + 1])));
+  }
+}
+
+// c (16 x 8) += a (16 x 16) b (16 x 8), sums in float.
+inline void multiply(float* c, const uint* a, const uint* b, CALLED_AT) {
+  float left[16][16], right[16][8];
+  for (uint half_of_k = 0; half_of_k < 2; ++half_of_k) {
+    const uint64_t mine = uint64_t(a[2 * half_of_k]) | uint64_t(a[2 * half_of_k + 1]) << 32;
+    const auto given = emulator::exchange(mine, emulator::matrix, line);
+    for (uint lane = 0; lane < 32; ++lane)
+      for (uint e = 0; e < 4; ++e)
+        left[row_of(lane) + 8 * (e / 2)][8 * half_of_k + 2 * pair_of(lane) + e % 2] = half_from_bits(uint(given[lane] >> (16 * e)));
+  }
+  const auto given = emulator::exchange(uint64_t(b[0]) | uint64_t(b[1]) << 32, emulator::matrix, line);
+  for (uint k = 0; k < 8; ++k)
+    for (uint n = 0; n < 8; ++n)
+      for (uint half_of_k = 0; half_of_k < 2; ++half_of_k)
+        right[8 * half_of_k + k][n] = half_from_bits(uint(given[lane_of_factor(k, n)] >> (32 * half_of_k + 16 * element_of_factor(k, n))));
+  const uint lane = emulator::group().lane(), row = row_of(lane), column = 2 * pair_of(lane);
+  for (uint k = 0; k < 16; ++k)
+    for (uint i = 0; i < 4; ++i) c[i] += left[row + 8 * (i / 2)][k] * right[k][column + i % 2];
+}
+
+}  // namespace tq

@@ -1,0 +1,189 @@
+"""The GPU kernels' exact Metal text, on the emulator: it computes what numpy does, and clang accepts it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from emulator.exporter import metal_text
+from emulator.front_end import complaints
+from emulator.launcher import EmulatedLauncher
+
+from tqgguf.formats.block_types import BLOCK_TYPES
+from tqgguf.formats.codec import resolve_codec
+from tqgguf.runtime import selftest
+from tqgguf.runtime.attention_gpu import KernelReading
+from tqgguf.runtime.kernels import decode_attention, types
+from tqgguf.runtime.kernels.geometry import FAMILIES, SUMS_WORDS, decode_geometry
+from tqgguf.runtime.kernels.launch import Kernel, text_of
+from tqgguf.runtime.kernels.pages import encode_pages
+from tqgguf.runtime.readings import NumpyReading
+from tqgguf.runtime.selftest import SHAPES, Outcome
+
+ONE_ROW, FOUR_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
+
+
+class CheckedLauncher(EmulatedLauncher):
+    """Asks clang's front end too, whose types know Metal's address spaces, once for each text."""
+
+    def launch(self, kernel, inputs, template, threads, outputs):
+        assert front_end(metal_text(kernel, inputs, template, threads, outputs)) == []
+        return super().launch(kernel, inputs, template, threads, outputs)
+
+
+@lru_cache(maxsize=512)
+def front_end(text: str) -> list[str]:
+    return complaints(text)
+
+
+def reading(seed: int = 1, defines: tuple[str, ...] = ()) -> KernelReading:
+    return KernelReading(CheckedLauncher(seed, defines=defines))
+
+
+def failures(outcomes) -> list[Outcome]:
+    found = list(outcomes)
+    assert found
+    return [outcome for outcome in found if not outcome.passed]
+
+
+# Pairs, head sizes and steps that between them reach every branch of the text; the full product is slow.
+SOME = [
+    ("turbo4", "turbo3", 128, SHAPES),
+    ("turbo3", "turbo4", 64, (IN_A_WINDOW,)),
+    ("turbo2", "turbo3", 96, (ONE_ROW,)),
+    ("q8_0", "q4_0", 64, (FOUR_ROWS,)),
+    ("q4_0", "q8_0", 128, (ONE_ROW,)),
+    ("f16", "turbo2", 192, (ONE_ROW, LONG_STEP)),
+    ("turbo4", "f16", 64, (IN_A_WINDOW, LONG_STEP)),
+]
+
+
+@pytest.mark.parametrize(("type_k", "type_v", "head_dim", "shapes"), SOME)
+def test_attention_equals_float64_attention(type_k: str, type_v: str, head_dim: int, shapes: tuple) -> None:
+    assert failures(selftest.run_attention(reading(), head_dim, type_k, type_v, shapes)) == []
+
+
+@pytest.mark.parametrize("head_dim", [96])
+def test_pages_are_encoded_and_decoded_as_numpy_does(head_dim: int) -> None:
+    assert failures(selftest.run_codecs(reading(), head_dim)) == []
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_no_answer_depends_on_the_schedule(seed: int) -> None:
+    assert failures(selftest.run_attention(reading(seed), 128, "turbo4", "turbo3", (ONE_ROW,))) == []
+
+
+def test_the_answer_is_the_same_with_cudas_layout_of_matrix_elements() -> None:
+    cuda = reading(defines=("CUDA_ELEMENTS",))
+    assert failures(selftest.run_attention(cuda, 128, "turbo4", "turbo3", (ONE_ROW,))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [*selftest.HEAD_DIMS, 512])
+def test_every_kernel_type_and_head_size(head_dim: int) -> None:
+    assert failures(selftest.run(reading(), (head_dim,), all_pairs=True)) == []
+
+
+@pytest.mark.parametrize("cache_type", ["turbo4", "turbo3", "turbo2", "q8_0", "q4_0"])
+def test_encoded_pages_have_the_bytes_of_numpys_codec(cache_type: str) -> None:
+    # sums differ in their order only, so that a code on a boundary or a last bit of a norm may
+    codec = resolve_codec(cache_type, 64, "k")
+    rows = mx.array(np.random.default_rng(8).standard_normal((2, 256, 64)).astype(np.float16))
+    found = encode_pages(EmulatedLauncher(), codec, rows)
+    expected = NumpyReading().encode_pages(codec, rows, n_skipped=0, centred=False, scale=None)
+    assert [(a.shape, a.dtype) for a in found[:2]] == [(b.shape, b.dtype) for b in expected[:2]]
+    assert np.mean(np.asarray(found[0]) != np.asarray(expected[0])) < 1e-4
+    assert np.abs(np.asarray(found[1]).view(np.int16) - np.asarray(expected[1]).view(np.int16)).max() <= 1
+
+
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_every_barrier_of_decode_attention_is_needed(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, headers = Kernel.body, Kernel.header
+
+    def without(found: str, index: int) -> str:
+        parts = found.split(BARRIER)
+        return (
+            BARRIER.join(parts[: index + 1]) + ";" + BARRIER.join(parts[index + 1 :])
+            if index < len(parts) - 1
+            else found
+        )
+
+    n_in_body = decode_attention.ATTENTION.body().count(BARRIER)
+    n_in_parts = text_of("attention_parts.metal").count(BARRIER)
+    assert n_in_body + n_in_parts == 4
+    if which < n_in_body:
+        monkeypatch.setattr(Kernel, "body", lambda self: without(text(self), which))
+    else:
+        monkeypatch.setattr(Kernel, "header", lambda self, family: without(headers(self, family), which - n_in_body))
+    from emulator import exporter
+
+    for cached in (exporter._text, exporter.mlx_kernel):
+        cached.cache_clear()
+    try:
+        outcomes = list(selftest.run_attention(reading(), 128, "turbo4", "turbo4", (FOUR_ROWS,)))
+        assert "race" in (outcomes[0].problem or "") or "unwritten" in (outcomes[0].problem or "")
+    finally:
+        for cached in (exporter._text, exporter.mlx_kernel):
+            cached.cache_clear()
+
+
+def test_numbers_of_the_text_and_of_python_agree() -> None:
+    text = text_of("codes.metal")
+    found = re.search(r"enum Type : int \{ (.*?) \};", text)
+    assert found
+    numbers = {name.lower(): int(n) for name, n in (item.split(" = ") for item in found.group(1).split(", "))}
+    assert numbers == types.KERNEL_TYPES
+    assert f"larger(SIMDGROUPS * 32, {SUMS_WORDS})" in text_of("decode_attention.metal")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_geometry_fits_into_threadgroup_memory(family: str) -> None:
+    # what the launch table can choose, for all head sizes and groups of query columns
+    names = [name for name in types.KERNEL_TYPES if name in BLOCK_TYPES]
+    for head_dim in (32, 64, 96, 128, 192, 256, 320, 384, 512):
+        for type_k in names:
+            for type_v in names:
+                if any(
+                    head_dim % 128 and head_dim not in (64, 96, 192) and t.startswith("turbo") for t in (type_k, type_v)
+                ):
+                    continue
+                k, v = resolve_codec(type_k, head_dim, "k"), resolve_codec(type_v, head_dim, "v")
+                for n_columns in (1, 4, 8, 9, 32, 64, 200):
+                    geometry = decode_geometry(FAMILIES[family], k, v, n_columns)
+                    assert geometry.walk.simdgroups * 32 <= 1024
+                    assert declared_bytes(geometry, k, v) <= FAMILIES[family].shared_bytes
+
+
+def declared_bytes(geometry, k, v) -> int:
+    """Threadgroup memory by the declarations of decode_attention.metal."""
+    tables = [
+        copies << 2 * types.bits_of(codec) if types.bits_of(codec) else 0
+        for copies, codec in ((geometry.k_copies, k), (geometry.v_copies, v))
+    ]
+    if geometry.one_table:
+        tables[1] = 0
+    columns, simdgroups = 8 * geometry.column_tiles, geometry.walk.simdgroups
+    room = max(sum(tables), 32 * simdgroups, SUMS_WORDS)
+    return 4 * room + 2 * 2 * columns * k.head_dim + 4 * columns * 2 * (1 + simdgroups)
+
+
+def test_a_kernel_is_refused_what_the_front_end_cannot_read() -> None:
+    # that the checks above see the text at all
+    text = metal_text(
+        decode_attention.MERGE,
+        {
+            **{name: mx.zeros((8,)) for name in ("sums", "statistics", "v_signs", "sinks")},
+            "sizes": mx.zeros((32,), dtype=mx.int32),
+        },
+        {"T": mx.float16, "V_DIM": 64, "V_ROTATION": 64, "TILES": 1, "SINKS": False},
+        decode_attention.Threads((1, 1, 1), 4),
+        [((8,), mx.float16)],
+    )
+    assert complaints(text) == []
+    assert complaints(text.replace("device T*", "T*").replace("joined[", "joined_[")) != []

@@ -1,0 +1,184 @@
+  // Attention of a few query rows over one KV head's keys: one threadgroup for one share of them. grid: x the shares
+  // ("splits"), y KV heads, z chunks of 8 * TILES query columns; column c is head c / n_rows of the group, row c % n_rows.
+  // Splits below n_coded read whole pages as blocks, each simdgroup a run of steps; the last one reads the exact prefix and
+  // the own page in f16. Writes sums f32 [kv heads, chunks, splits, 8 * TILES, V_DIM] (coded: in V's rotated domain) and
+  // statistics f32 [..., 8 * TILES, 2].
+  using namespace tq;
+  constexpr int STEP = 16 * KEY_TILES;
+  constexpr int SLICES = V_DIM / 16;
+  constexpr int K_SHIFT = log2_of(K_COPIES) + 2, V_SHIFT = log2_of(V_COPIES) + 2;
+  constexpr int K_TABLE = table_entries(K_TYPE) * K_COPIES;
+  constexpr int V_TABLE = ONE_TABLE ? 0 : table_entries(V_TYPE) * V_COPIES;
+  constexpr int BIG_TABLE = larger(larger(K_TABLE, V_TABLE), 4);  // the larger one lies first: both are aligned to their size
+  constexpr int K_START = V_TABLE > K_TABLE ? V_TABLE : 0, V_START = ONE_TABLE || V_TABLE > K_TABLE ? 0 : K_TABLE;
+  constexpr int ROOM = larger(K_TABLE + V_TABLE, larger(SIMDGROUPS * 32, 2048));
+  typedef KeyLayout<K_TYPE, K_DIM, K_GROUP, K_SHIFT> CodedK;
+  typedef ValueLayout<V_TYPE, V_DIM, V_GROUP, V_SHIFT> CodedV;
+  typedef KeyLayout<F16, K_DIM, 32, 2> PlainK;
+  typedef ValueLayout<F16, V_DIM, 32, 2> PlainV;
+  SHARED_ALIGNED(uint, table, ROOM, 4 * BIG_TABLE);
+  SHARED(half, coded_query, 8 * TILES * K_DIM);
+  SHARED(half, plain_query, 8 * TILES * K_DIM);
+  SHARED(float, column_factors, 2 * 8 * TILES);
+  SHARED(float, maxima, SIMDGROUPS * 8 * TILES);
+  SHARED(float, weight_sums, SIMDGROUPS * 8 * TILES);
+
+  const uint head = threadgroup_position_in_grid.y, split = threadgroup_position_in_grid.x;
+  const uint n_heads = threadgroups_per_grid.y, n_splits = threadgroups_per_grid.x;
+  const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
+  const uint group_size = uint(sizes[AT_group_size]), n_rows = uint(sizes[AT_n_rows]), offset = uint(sizes[AT_offset]);
+  const uint n_coded = uint(sizes[AT_n_coded]), own_start = uint(sizes[AT_own_start]);
+  const uint n_prefix = uint(sizes[AT_n_prefix]), window = uint(sizes[AT_window]);
+  const uint first_column = threadgroup_position_in_grid.z * uint(8 * TILES), n_columns = group_size * n_rows;
+
+  // Queries: in original axes brought below 2 by a power of two (so that f16 queries stay exact), and as blocks have them.
+  for (uint c = simdgroup; c < uint(8 * TILES); c += uint(SIMDGROUPS)) {
+    constexpr int PER_LANE = K_DIM / 32;
+    float x[PER_LANE];
+    float most = 0.0f;
+    const uint column = first_column + c;
+    UNROLL for (int i = 0; i < PER_LANE; ++i) {
+      x[i] = column < n_columns ? float(q[(head * n_columns + (column < n_columns ? column : 0u)) * uint(K_DIM) + uint(i) * 32u + lane]) : 0.0f;
+      most = metal::max(most, metal::abs(x[i]));
+    }
+    const float power = power_below(simd_max(most)), inverse = power > 0.0f ? 1.0f / power : 0.0f;
+    const float scale = factors[0] * 1.4426950408889634f;  // log2(e): weights are powers of two
+    UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= inverse;
+    store_query<PlainK, PER_LANE>(x, plain_query, c, lane);
+    if (SCALED) {
+      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] /= channel_scale[head * uint(K_DIM) + uint(i) * 32u + lane];
+    }
+    rotate<PER_LANE, K_ROTATION>(x, k_signs, lane);
+    most = 0.0f;
+    UNROLL for (int i = 0; i < PER_LANE; ++i) most = metal::max(most, metal::abs(x[i]));
+    const float coded_power = power_below(simd_max(most)), coded_inverse = coded_power > 0.0f ? 1.0f / coded_power : 0.0f;
+    UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= coded_inverse;
+    store_query<CodedK, PER_LANE>(x, coded_query, c, lane);
+    if (lane == 0u) {
+      column_factors[c] = power * scale;
+      column_factors[uint(8 * TILES) + c] = power * coded_power * scale * scale_factor(K_TYPE);
+    }
+  }
+  if (has_table(K_TYPE)) fill_table<K_TYPE, K_COPIES, 32 * SIMDGROUPS>(table + K_START, k_book, thread_index_in_threadgroup);
+  if (has_table(V_TYPE) && !ONE_TABLE) fill_table<V_TYPE, V_COPIES, 32 * SIMDGROUPS>(table + V_START, v_book, thread_index_in_threadgroup);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const uint k_address = opaque(table_address(table, uint(4 * K_START) + ((lane & uint(K_COPIES - 1)) << 2)));
+  const uint v_address = opaque(table_address(table, uint(4 * V_START) + ((lane & uint(V_COPIES - 1)) << 2)));
+
+  float plain_factor[TILES][2], coded_factor[TILES][2], nothing[TILES][2];
+  uint position[TILES][2];
+  UNROLL for (int t = 0; t < TILES; ++t)
+    UNROLL for (int e = 0; e < 2; ++e) {
+      const uint c = uint(8 * t + e) + 2u * pair_of(lane);
+      plain_factor[t][e] = column_factors[c];
+      coded_factor[t][e] = column_factors[uint(8 * TILES) + c];
+      nothing[t][e] = 0.0f;
+      position[t][e] = offset + (first_column + c) % n_rows;
+    }
+
+  Running<SLICES, TILES> running;
+  running.clear();
+  const uint place = ((head * threadgroups_per_grid.z + threadgroup_position_in_grid.z) * n_splits + split) * uint(8 * TILES);
+  // A column sees keys whose distance to its position is below `window`; 0 stands for all.
+  const uint reach = window == 0u ? 0xffffffffu : window;
+
+  if (split < n_coded) {
+    const uint steps_of_page = uint(128 / STEP);
+    const uint first_page = uint(sizes[AT_first_page]), n_steps = (own_start / 128u - first_page) * steps_of_page;
+    const uint worker = split * uint(SIMDGROUPS) + simdgroup, n_workers = n_coded * uint(SIMDGROUPS);
+    uint step = worker * n_steps / n_workers;
+    const uint end = (worker + 1u) * n_steps / n_workers;
+    const uint k_first = first_page - uint(sizes[AT_k_page]), v_first = first_page - uint(sizes[AT_v_page]);
+    const uint k_stride = K_TYPE == F16 ? n_heads * uint(CodedK::part::row_bytes) : uint(CodedK::part::row_bytes);
+    const uint v_stride = V_TYPE == F16 ? n_heads * uint(CodedV::part::row_bytes) : uint(CodedV::part::row_bytes);
+    // keys that some column must not see: of the exact prefix, and those before the last row's window
+    const uint last_position = offset + n_rows - 1u;
+    const uint all_see = metal::max(n_prefix, last_position >= reach ? last_position - reach + 1u : 0u);
+
+    float page_offset[TILES][2], means_16[TILES][4];
+    uint means_page = 0xffffffffu, page = 0xffffffffu;  // pages since first_page
+    UNROLL for (int t = 0; t < TILES; ++t)
+      UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = 0.0f;
+
+    StepKeys<CodedK, KEY_TILES> keys;
+    StepValues<CodedV, KEY_TILES> values;
+#define ROWS_OF(TYPE, codes, scales_plane, layout, stride, first)                                                                   \
+  StepRows<false> {                                                                                                                  \
+    (const device uchar*)codes + (TYPE == F16 ? ulong((first) * 128u + step * uint(STEP)) * ulong(stride) + head * uint(layout::part::row_bytes) \
+                                              : ulong(row_index(first)) * ulong(uint(layout::part::row_bytes))),                     \
+        (const device half*)scales_plane + (has_scale(TYPE) ? ulong(row_index(first)) * ulong(uint(layout::scales)) : ulong(0u)), stride, 0u \
+  }
+#define row_index(first) ((((first) + step / steps_of_page) * n_heads + head) * 128u + step % steps_of_page * uint(STEP))
+    if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
+    for (; step < end;) {
+      values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first), lane);
+      if (CENTRED && step / steps_of_page != page) {
+        page = step / steps_of_page;
+        if (means_page == 0xffffffffu || page >= means_page + 16u) {  // q . mean of sixteen pages, as if means were keys
+          means_page = page;
+          const uint n_pages = n_steps / steps_of_page;
+          StepKeys<PlainK, 1> means_of_lane;
+          UNROLL for (int e = 0; e < 2; ++e) {
+            const uint mean_page = metal::min(means_page + key_of(row_of(lane)) + uint(2 * e), n_pages - 1u);
+            const device uchar* row = (const device uchar*)(page_means + ((k_first + mean_page) * n_heads + head) * uint(K_DIM));
+            UNROLL for (int g = 0; g < PlainK::groups; ++g)
+              PlainK::part::load(row, g, pair_of(lane), means_of_lane.low[0][e][g], means_of_lane.high[0][e][g]);
+          }
+          float products[1][TILES][4];
+          score<PlainK, TILES, 1>(means_of_lane, plain_query, plain_factor, nothing, table, k_address, lane, products);
+          UNROLL for (int t = 0; t < TILES; ++t)
+            UNROLL for (int i = 0; i < 4; ++i) means_16[t][i] = products[0][t][i];
+        }
+        const uint i = page - means_page;  // key_of(row) + 2 * e == i
+        const uint source = lane_at(2u * (i >> 2) + (i & 1u), pair_of(lane));
+        UNROLL for (int t = 0; t < TILES; ++t)
+          UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle((i & 2u) ? means_16[t][e + 2] : means_16[t][e], ushort(source));
+      }
+      float scores[KEY_TILES][TILES][4];
+      score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
+      const uint first_key = first_page * 128u + step * uint(STEP);
+      ++step;
+      if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
+      if (first_key < all_see) {
+        UNROLL for (int u = 0; u < KEY_TILES; ++u)
+          UNROLL for (int t = 0; t < TILES; ++t)
+            UNROLL for (int i = 0; i < 4; ++i) {
+              const uint key = first_key + key_of(row_of(lane)) + uint(16 * u + 2 * (i / 2));
+              if (key < n_prefix || position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
+            }
+      }
+      take<CodedV>(scores, values, table, v_address, running);
+    }
+#undef ROWS_OF
+#undef row_index
+    write_sums<CodedV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
+  } else {
+    // Steps of the exact prefix, then of the own page.
+    const uint n_own = offset + n_rows - own_start;
+    const uint prefix_steps = (n_prefix + uint(STEP) - 1u) / uint(STEP), n_steps = prefix_steps + (n_own + uint(STEP) - 1u) / uint(STEP);
+    for (uint step = simdgroup; step < n_steps; step += uint(SIMDGROUPS)) {
+      const bool in_prefix = step < prefix_steps;
+      const uint first = (in_prefix ? step : step - prefix_steps) * uint(STEP), count = in_prefix ? n_prefix : n_own;
+      const uint at = in_prefix ? 1u : 0u;
+      const uint k_token = uint(sizes[AT_k_token + at]), v_token = uint(sizes[AT_v_token + at]);
+      const device half* k_at = (in_prefix ? (const device half*)k_prefix : (const device half*)k_rows);
+      const device half* v_at = (in_prefix ? (const device half*)v_prefix : (const device half*)v_rows);
+      k_at += ulong(head) * ulong(uint(sizes[AT_k_head + at])) + ulong(uint(sizes[AT_k_start + at]) + first * k_token);
+      v_at += ulong(head) * ulong(uint(sizes[AT_v_head + at])) + ulong(uint(sizes[AT_v_start + at]) + first * v_token);
+      const uint last = count - 1u - first;
+      StepKeys<PlainK, KEY_TILES> keys;
+      StepValues<PlainV, KEY_TILES> values;
+      keys.load(StepRows<true>{(const device uchar*)k_at, (const device half*)0, 2u * k_token, last}, lane);
+      values.load(StepRows<true>{(const device uchar*)v_at, (const device half*)0, 2u * v_token, last}, lane);
+      float scores[KEY_TILES][TILES][4];
+      score<PlainK, TILES, KEY_TILES>(keys, plain_query, plain_factor, nothing, table, k_address, lane, scores);
+      UNROLL for (int u = 0; u < KEY_TILES; ++u)
+        UNROLL for (int t = 0; t < TILES; ++t)
+          UNROLL for (int i = 0; i < 4; ++i) {
+            const uint row = first + key_of(row_of(lane)) + uint(16 * u + 2 * (i / 2)), key = in_prefix ? row : own_start + row;
+            if (row >= count || key > position[t][i % 2] || position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
+          }
+      take<PlainV>(scores, values, table, v_address, running);
+    }
+    write_sums<PlainV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
+  }

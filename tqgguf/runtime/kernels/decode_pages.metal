@@ -1,0 +1,46 @@
+  // Rows out T [heads, n_tokens, DIM] from position `start` on: blocks before coded_end, rows f16 from there. The exact
+  // prefix comes from its own rows. UNROTATED: in original axes, else as blocks have them (then neither SCALED nor CENTRED).
+  // grid: x shares of tokens, y the KV heads from first_head on. One simdgroup takes a row at a time.
+  using namespace tq;
+  typedef Part<TYPE, DIM, GROUP, 1> Row;
+  constexpr int PER_LANE = DIM / 32;
+  const uint out_head = threadgroup_position_in_grid.y, head = uint(sizes[AT_first_head]) + out_head, n_heads = uint(sizes[AT_n_heads]);
+  const uint lane = thread_index_in_simdgroup, n_tokens = uint(sizes[AT_n_tokens]), start = uint(sizes[AT_start]);
+  const uint stride = threadgroups_per_grid.x * uint(SIMDGROUPS);
+  for (uint token = threadgroup_position_in_grid.x * uint(SIMDGROUPS) + simdgroup_index_in_threadgroup; token < n_tokens; token += stride) {
+    const uint key = start + token;
+    float x[PER_LANE];
+    if (key < uint(sizes[AT_n_prefix])) {
+      const uint row = head * uint(sizes[AT_n_prefix]) + key;
+      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = float(prefix[row * uint(DIM) + uint(i) * 32u + lane]);
+    } else if (key >= uint(sizes[AT_coded_end])) {
+      const uint row = head * uint(sizes[AT_n_own]) + key - uint(sizes[AT_own_start]);
+      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = float(own[ulong(row) * ulong(DIM) + ulong(uint(i) * 32u + lane)]);
+    } else {
+      const uint page = key / 128u - uint(sizes[AT_codes_page]);
+      const ulong row = ulong((page * n_heads + head) * 128u + key % 128u);
+      const device uchar* row_codes = (const device uchar*)codes + row * ulong(uint(Row::row_bytes));
+      UNROLL for (int i = 0; i < PER_LANE; ++i) {
+        const uint d = uint(i) * 32u + lane, group = d / uint(GROUP), value = d % uint(GROUP);
+        const device uchar* group_codes = row_codes + group * uint(Row::group_bytes);
+        constexpr uint low = uint(low_bits(TYPE));
+        if (TYPE == Q8_0) {
+          x[i] = float(int(uint(group_codes[value]) << 24) >> 24);
+        } else if (TYPE == Q4_0) {
+          x[i] = book[(uint(group_codes[value % 16u]) >> (value / 16u * 4u)) & 15u] * scale_factor(TYPE);
+        } else {
+          uint code = (uint(group_codes[value * low / 8u]) >> (value * low % 8u)) & ((1u << low) - 1u);
+          if (high_bits(TYPE)) code |= ((uint(group_codes[uint(Row::low) + value / 8u]) >> (value % 8u)) & 1u) << low;
+          x[i] = book[code];
+        }
+        x[i] *= float(scales[row * ulong(uint(Row::groups)) + ulong(group)]);
+      }
+      if (UNROTATED) unrotate<PER_LANE, ROTATION>(x, signs, lane);
+      UNROLL for (int i = 0; i < PER_LANE; ++i) {
+        const uint d = uint(i) * 32u + lane;
+        if (SCALED) x[i] /= channel_scale[head * uint(DIM) + d];
+        if (CENTRED) x[i] += float(page_means[(page * n_heads + head) * uint(DIM) + d]);
+      }
+    }
+    UNROLL for (int i = 0; i < PER_LANE; ++i) out[(ulong(out_head) * ulong(n_tokens) + ulong(token)) * ulong(DIM) + ulong(uint(i) * 32u + lane)] = T(x[i]);
+  }

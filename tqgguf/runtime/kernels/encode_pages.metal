@@ -1,0 +1,109 @@
+  // Whole pages of rows to blocks. grid: x pages, y KV heads. rows T [kv heads, pages * 128, DIM] in original axes; codes
+  // uint8 [pages, kv heads, 128, row bytes], scales f16 [pages, kv heads, 128, groups]. CENTRED: each page's mean is taken out
+  // first, and written f16 [pages, kv heads, DIM]; SCALED: what is left is multiplied by channel_scale [kv heads, DIM].
+  // The first n_skipped rows (the exact prefix) become zero blocks and are left out of the mean.
+  using namespace tq;
+  typedef Part<TYPE, DIM, GROUP, 1> Row;
+  constexpr int PER_LANE = DIM / 32;
+  constexpr int PER_GROUP = GROUP / 32;
+  constexpr float TINY = 1e-10f;  // a norm up to this counts as zero
+  constexpr float LARGEST = 65504.0f;
+  SHARED(float, mean, DIM);
+  const uint page = threadgroup_position_in_grid.x, head = threadgroup_position_in_grid.y;
+  const uint n_pages = threadgroups_per_grid.x, n_heads = threadgroups_per_grid.y;
+  const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
+  const uint n_skipped = page == 0u ? uint(sizes[AT_n_skipped]) : 0u;
+  const device T* page_rows = rows + (ulong(head * n_pages + page) * ulong(128 * DIM));
+
+  if (CENTRED) {
+    for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += uint(32 * SIMDGROUPS)) {
+      float sum = 0.0f;
+      for (uint token = n_skipped; token < 128u; ++token) sum += float(page_rows[token * uint(DIM) + d]);
+      const half rounded = half(n_skipped < 128u ? sum * (1.0f / float(128u - n_skipped)) : 0.0f);
+      mean[d] = float(rounded);
+      means[(page * n_heads + head) * uint(DIM) + d] = rounded;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  for (uint token = simdgroup; token < 128u; token += uint(SIMDGROUPS)) {
+    float x[PER_LANE];
+    UNROLL for (int i = 0; i < PER_LANE; ++i) {
+      const uint d = uint(i) * 32u + lane;
+      x[i] = float(page_rows[token * uint(DIM) + d]);
+      if (CENTRED) x[i] -= float(mean[d]);
+      if (SCALED) x[i] *= channel_scale[head * uint(DIM) + d];
+      if (token < n_skipped) x[i] = 0.0f;
+    }
+    uint code[PER_LANE];
+    float scale[PER_LANE / PER_GROUP];
+    if (has_table(TYPE) && TYPE != Q4_0) {
+      float norm[PER_LANE / PER_GROUP];
+      UNROLL for (int g = 0; g < PER_LANE / PER_GROUP; ++g) {
+        float squares = 0.0f;
+        UNROLL for (int i = g * PER_GROUP; i < (g + 1) * PER_GROUP; ++i) squares += x[i] * x[i];
+        norm[g] = metal::sqrt(simd_sum(squares));
+        const float inverse = norm[g] > TINY ? 1.0f / norm[g] : 0.0f;
+        UNROLL for (int i = g * PER_GROUP; i < (g + 1) * PER_GROUP; ++i) x[i] *= inverse;
+      }
+      rotate<PER_LANE, ROTATION>(x, signs, lane);
+      UNROLL for (int g = 0; g < PER_LANE / PER_GROUP; ++g) {
+        float squares = 0.0f;
+        UNROLL for (int i = g * PER_GROUP; i < (g + 1) * PER_GROUP; ++i) {
+          code[i] = 0u;  // the number of boundaries that are not above the value
+          UNROLL for (int b = 0; b < (1 << (low_bits(TYPE) + high_bits(TYPE))) - 1; ++b) code[i] += x[i] >= boundaries[b] ? 1u : 0u;
+          const float chosen = book[code[i]];
+          squares += chosen * chosen;
+        }
+        const float length = metal::sqrt(simd_sum(squares));
+        scale[g] = metal::min(length > TINY ? norm[g] / length : norm[g], LARGEST);
+      }
+    } else {
+      rotate<PER_LANE, ROTATION>(x, signs, lane);
+      UNROLL for (int i = 0; i < PER_LANE; ++i) {
+        const float most = simd_max(metal::abs(x[i]));
+        float d = most / 127.0f;
+        if (TYPE == Q4_0) {  // the first value of largest magnitude becomes -8
+          const uint first = simd_min(metal::abs(x[i]) == most ? lane : 32u);
+          d = simd_shuffle(x[i], ushort(first & 31u)) / -8.0f;
+          if (most == 0.0f) d = 0.0f;
+        }
+        const float inverse = metal::abs(d) > 2.938736e-39f ? 1.0f / d : 0.0f;  // 0 where 1 / d would be infinite
+        if (TYPE == Q4_0) {
+          code[i] = metal::min(uint(metal::max(x[i] * inverse + 8.5f, 0.0f)), 15u);
+        } else {
+          const float q = x[i] * inverse;
+          code[i] = uint(int(q + (q < 0.0f ? -0.49999997f : 0.49999997f))) & 255u;  // half away from zero
+        }
+        scale[i / PER_GROUP] = metal::max(metal::min(d, LARGEST), -LARGEST);
+      }
+    }
+
+    const ulong row = ulong((page * n_heads + head) * 128u + token);
+    if (lane == 0u) {
+      UNROLL for (int g = 0; g < PER_LANE / PER_GROUP; ++g) scales[row * ulong(PER_LANE / PER_GROUP) + ulong(uint(g))] = half(scale[g]);
+    }
+    // Words of codes: what neighbouring lanes hold is joined by shuffles, the first of them writes.
+    device uint* words = (device uint*)codes + row * ulong(uint(Row::row_bytes / 4));
+    UNROLL for (int i = 0; i < PER_LANE; ++i) {
+      constexpr int low = low_bits(TYPE);
+      constexpr uint per_word = uint(32 / low);
+      const uint group = uint(i / PER_GROUP * Row::group_bytes / 4), in_group = uint(i % PER_GROUP);
+      uint word = code[i] & ((1u << low) - 1u);
+      if (TYPE == Q4_0) {
+        word |= simd_shuffle_xor(word, ushort(16)) << 4;  // values j and j + 16
+        word = (word & 255u) << (8u * (lane % 4u));
+        word |= simd_shuffle_xor(word, ushort(1));
+        word |= simd_shuffle_xor(word, ushort(2));
+        if (lane < 16u && lane % 4u == 0u) words[group + lane / 4u] = word;
+      } else {
+        word <<= uint(low) * (lane % per_word);
+        UNROLL for (int mask = 1; mask < 32 / low; mask *= 2) word |= simd_shuffle_xor(word, ushort(mask));
+        if (lane % per_word == 0u) words[group + in_group * uint(low) + lane / per_word] = word;
+      }
+      if (high_bits(TYPE)) {
+        uint high = (code[i] >> low) << lane;
+        UNROLL for (int mask = 1; mask < 32; mask *= 2) high |= simd_shuffle_xor(high, ushort(mask));
+        if (lane == 0u) words[group + uint(Row::low / 4) + in_group] = high;
+      }
+    }
+  }

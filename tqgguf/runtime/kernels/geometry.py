@@ -1,0 +1,98 @@
+"""How kernels are spread over a device: one small table per family.
+
+CUDA's figures were tuned on an H200 (benchmarks/LOG.md). Metal's are careful guesses: nothing has run there yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqgguf.formats.codec import Codec
+from tqgguf.runtime.kernels.types import bits_of
+
+COLUMNS_OF_A_TILE = 8
+TILE_KEYS = 16
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How decode attention walks: simdgroups in a threadgroup, tiles of 16 keys in a step, threadgroups at once on a
+    processor (CUDA)."""
+
+    simdgroups: int
+    key_tiles: int
+    resident: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """threadgroups: of decode attention in all, so that all run at once. shared_bytes: threadgroup memory that a
+    kernel may declare. slack: whether tables cost their own size once more, because their alignment is made at run
+    time. walks: by the most values (head size times tiles of query columns) that they are for."""
+
+    threadgroups: int
+    shared_bytes: int
+    slack: bool
+    walks: tuple[tuple[int, Walk], ...]
+    encode_simdgroups: int
+    decode_simdgroups: int
+    merge_simdgroups: int
+
+
+_ANY = 1 << 30
+FAMILIES = {
+    "metal": Family(128, 32768, False, ((128, Walk(4, 2, 0)), (256, Walk(4, 1, 0)), (_ANY, Walk(2, 1, 0))), 8, 8, 4),
+    "cuda": Family(264, 49152, True, ((128, Walk(8, 2, 2)), (256, Walk(4, 1, 3)), (_ANY, Walk(4, 1, 2))), 16, 8, 8),
+}
+_MOST_VALUES = 256  # head size times tiles of columns, while more than one tile is taken at a time
+_MOST_COPIES = {2: 32, 3: 32, 4: 16}  # of a table for codes of that many bits: a bank for each lane, or for two
+_LEAST_COPIES = 4  # a table is filled four words at a time
+
+
+@dataclass(frozen=True)
+class DecodeGeometry:
+    """column_tiles: tiles of 8 query columns that a threadgroup takes. copies: of K's and V's table."""
+
+    column_tiles: int
+    walk: Walk
+    k_copies: int
+    v_copies: int
+    one_table: bool
+
+
+def decode_geometry(family: Family, k: Codec, v: Codec, n_columns: int) -> DecodeGeometry:
+    """For heads of these codecs and that many query columns (heads of a group times rows)."""
+    head_dim = max(k.head_dim, v.head_dim)
+    wanted = -(-n_columns // COLUMNS_OF_A_TILE)
+    tiles = max(1, min(wanted, _MOST_VALUES // head_dim))
+    tiles = 1 << (tiles.bit_length() - 1)
+    walk = next(walk for most, walk in family.walks if head_dim * tiles <= most)
+    one_table = bits_of(k) == bits_of(v) > 0 and k.cache_type == v.cache_type and k.block_size == v.block_size
+    columns = COLUMNS_OF_A_TILE * tiles
+    fixed = columns * k.head_dim * 2 * 2 + columns * 4 * 2 * (1 + walk.simdgroups)
+    copies = [_MOST_COPIES.get(bits_of(codec), _LEAST_COPIES) for codec in (k, v)]
+    while (
+        fixed + _table_bytes(family, k, v, copies, one_table, walk) > family.shared_bytes
+        and max(copies) > _LEAST_COPIES
+    ):
+        copies = [max(_LEAST_COPIES, n // 2) for n in copies]
+    return DecodeGeometry(tiles, walk, copies[0], copies[1], one_table)
+
+
+def _table_bytes(family: Family, k: Codec, v: Codec, copies: list[int], one_table: bool, walk: Walk) -> int:
+    """Bytes that decode_attention.metal declares for its tables, which the sums of simdgroups pass through too."""
+    sizes = [4 * n << 2 * bits_of(codec) if bits_of(codec) else 0 for codec, n in zip((k, v), copies, strict=True)]
+    if one_table:
+        sizes[1] = 0
+    room = max(sum(sizes), 4 * SUMS_WORDS, 4 * 32 * walk.simdgroups)
+    return room + (max(*sizes, 16) if family.slack else 0)
+
+
+SUMS_WORDS = 2048  # that sums pass through at a time, at least: ROOM in decode_attention.metal
+
+
+def n_coded_splits(family: Family, n_steps: int, n_heads: int, n_chunks: int, walk: Walk) -> int:
+    """Threadgroups that share the blocks of a KV head, beside the one for its f16 rows; 0 without blocks."""
+    if not n_steps:
+        return 0
+    return max(1, min(family.threadgroups // (n_heads * n_chunks) - 1, -(-n_steps // walk.simdgroups)))

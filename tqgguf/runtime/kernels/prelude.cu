@@ -1,0 +1,107 @@
+// The Metal words of the kernels' text for CUDA (NVRTC, device code by default), and what it needs beyond MSL.
+typedef unsigned int uint;
+typedef unsigned short ushort;
+typedef unsigned char uchar;
+typedef unsigned long ulong;
+typedef __nv_bfloat16 bfloat;
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#define device
+#define constant
+#define thread
+#define threadgroup
+#define UNROLL _Pragma("unroll")
+#define SHARED(T, name, n) __shared__ __align__(16) T name[n]
+// ptxas ignores alignments beyond where shared memory starts (1 KB), so the address is rounded up here.
+#define SHARED_ALIGNED(T, name, n, alignment)                        \
+  __shared__ __align__(16) T name##_raw[(n) + (alignment) / sizeof(T)]; \
+  T* const name = (T*)__cvta_shared_to_generic(((uint)__cvta_generic_to_shared(name##_raw) + (alignment) - 1) & ~uint((alignment) - 1))
+#define SHARED_POINTER(T) T*
+
+#define threadgroup_position_in_grid (make_uint3(blockIdx.x, blockIdx.y, blockIdx.z))
+#define threadgroups_per_grid (make_uint3(gridDim.x, gridDim.y, gridDim.z))
+#define thread_index_in_threadgroup (threadIdx.x)
+#define thread_index_in_simdgroup (threadIdx.x & 31u)
+#define simdgroup_index_in_threadgroup (threadIdx.x >> 5)
+
+enum class mem_flags { mem_none, mem_device, mem_threadgroup };
+inline void threadgroup_barrier(mem_flags) { __syncthreads(); }
+template <class T> inline T simd_shuffle_xor(T v, ushort mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+template <class T> inline T simd_shuffle(T v, ushort lane) { return __shfl_sync(0xffffffffu, v, lane); }
+inline bool simd_any(bool v) { return __any_sync(0xffffffffu, v); }
+template <class To, class From> inline To as_type(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+namespace metal {
+inline float sqrt(float x) { return ::sqrtf(x); }
+inline float abs(float x) { return ::fabsf(x); }
+inline float max(float a, float b) { return ::fmaxf(a, b); }  // one instruction instead of compare and select
+inline float min(float a, float b) { return ::fminf(a, b); }
+inline uint max(uint a, uint b) { return ::umax(a, b); }
+inline uint min(uint a, uint b) { return ::umin(a, b); }
+}  // namespace metal
+template <class T> inline T simd_sum(T v) {
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
+  return v;
+}
+template <class T> inline T simd_max(T v) {
+  for (int o = 16; o; o >>= 1) v = metal::max(v, __shfl_xor_sync(0xffffffffu, v, o));
+  return v;
+}
+template <class T> inline T simd_min(T v) {
+  for (int o = 16; o; o >>= 1) v = metal::min(v, __shfl_xor_sync(0xffffffffu, v, o));
+  return v;
+}
+
+namespace tq {
+
+__forceinline__ uint pack_halves(float low, float high) {
+  uint word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+__forceinline__ uint low_halves(uint x, uint y) { return __byte_perm(x, y, 0x5410); }
+__forceinline__ uint high_halves(uint x, uint y) { return __byte_perm(x, y, 0x7632); }
+__forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Keeps a value in a register: ptxas would make it anew at every use.
+__forceinline__ uint opaque(uint x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+__forceinline__ uint table_address(uint* table, uint bytes) { return (uint)__cvta_generic_to_shared(table) + bytes; }
+__forceinline__ uint table_read(uint* table, uint address) { return *(const uint*)__cvta_shared_to_generic(address); }
+__forceinline__ void fill_four(uint* table, uint i, uint word) { *(uint4*)(table + i) = make_uint4(word, word, word, word); }
+
+// Elements as the tensor cores' m16n8k16 has them. A second factor's lane holds two neighbours down a column.
+__forceinline__ uint row_of(uint lane) { return lane >> 2; }
+__forceinline__ uint pair_of(uint lane) { return lane & 3u; }
+__forceinline__ uint lane_at(uint row, uint pair) { return 4u * row + pair; }
+constexpr uint row_mask(int i) { return 4u << i; }
+__forceinline__ uint lane_of_factor(uint k, uint n) { return 4u * n + (k >> 1); }
+__forceinline__ uint element_of_factor(uint k, uint n) { return k & 1u; }
+__forceinline__ uint result_to_factor(uint word) {
+  uint turned;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));
+  return turned;
+}
+__forceinline__ void read_factor(const half* fragments, uint tile, uint lane, uint* b) {
+  const uint2 words = ((const uint2*)fragments)[tile * 32u + lane];
+  b[0] = words.x;
+  b[1] = words.y;
+}
+__forceinline__ void multiply(float* c, const uint* a, const uint* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+}  // namespace tq

@@ -1,0 +1,60 @@
+// What the kernels' text needs beyond MSL, in Metal's words. MLX has put <metal_stdlib> and its own types before it.
+#include <metal_simdgroup_matrix>
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define SHARED(T, name, n) threadgroup T name[n] __attribute__((aligned(16)))
+#define SHARED_ALIGNED(T, name, n, alignment) SHARED(T, name, n)
+#define SHARED_POINTER(T) threadgroup T*
+namespace tq {
+
+// Two f16 in a word, the first in the low half.
+inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
+inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
+inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
+inline float exp2_fast(float x) { return metal::fast::exp2(x); }
+inline uint opaque(uint x) { return x; }
+
+// Tables in threadgroup memory are read at byte addresses, made once for each lane.
+inline uint table_address(threadgroup uint* table, uint bytes) { return bytes; }
+inline uint table_read(threadgroup uint* table, uint address) {
+  return *(const threadgroup uint*)((const threadgroup char*)table + address);
+}
+inline void fill_four(threadgroup uint* table, uint i, uint word) { *(threadgroup uint4*)(table + i) = uint4(word); }
+
+// The elements of an 8 x 8 matrix that a lane holds: (row, 2 * pair) and (row, 2 * pair + 1), as MLX's own matrix
+// kernels rely on (steel/gemm/mma.h, get_coord).
+inline uint row_of(uint lane) { return ((lane >> 2) & 4u) + ((lane >> 1) & 3u); }
+inline uint pair_of(uint lane) { return ((lane >> 2) & 2u) + (lane & 1u); }
+inline uint lane_at(uint row, uint pair) { return ((row & 4u) << 2) + ((row & 3u) << 1) + ((pair & 2u) << 2) + (pair & 1u); }
+constexpr uint row_mask(int i) { return i == 0 ? 2u : i == 1 ? 4u : 16u; }  // lanes of one pair differ by these
+// Which lane holds element (k, n) of a second factor, and as which of its two.
+inline uint lane_of_factor(uint k, uint n) { return lane_at(k, n >> 1); }
+inline uint element_of_factor(uint k, uint n) { return n & 1u; }
+inline uint result_to_factor(uint word) { return word; }
+inline void read_factor(const threadgroup half* fragments, uint tile, uint lane, thread uint* b) {
+  const uint2 words = ((const threadgroup uint2*)fragments)[tile * 32u + lane];
+  b[0] = words.x;
+  b[1] = words.y;
+}
+
+inline void multiply_tile(thread float* c, uint a, uint b) {
+  simdgroup_matrix<half, 8, 8> A, B;
+  simdgroup_matrix<float, 8, 8> C;
+  A.thread_elements()[0] = as_type<half2>(a).x;
+  A.thread_elements()[1] = as_type<half2>(a).y;
+  B.thread_elements()[0] = as_type<half2>(b).x;
+  B.thread_elements()[1] = as_type<half2>(b).y;
+  C.thread_elements()[0] = c[0];
+  C.thread_elements()[1] = c[1];
+  simdgroup_multiply_accumulate(C, A, B, C);
+  c[0] = C.thread_elements()[0];
+  c[1] = C.thread_elements()[1];
+}
+// c (16 x 8) += a (16 x 16) b (16 x 8). a: rows 0-7 and 8-15 of columns 0-7, the same of columns 8-15.
+inline void multiply(thread float* c, const thread uint* a, const thread uint* b) {
+  multiply_tile(c, a[0], b[0]);
+  multiply_tile(c, a[2], b[1]);
+  multiply_tile(c + 2, a[1], b[0]);
+  multiply_tile(c + 2, a[3], b[1]);
+}
+
+}  // namespace tq

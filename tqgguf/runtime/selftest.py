@@ -1,0 +1,267 @@
+"""Does a backend compute on this device what numpy does? Every operation, cache type and head size, on made-up rows.
+
+Blocks under test come from numpy's codec, the byte-exact one, and attention is compared with float64 on what they
+decode to. Prints nothing, and knows no device: it is given a reading.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from tqgguf.formats.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.codec import Codec, Side, resolve_codec
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention import attend
+from tqgguf.runtime.kv_sides import PAGE, SideView
+from tqgguf.runtime.readings import NumpyReading, Reading
+
+HEAD_DIMS = (64, 96, 128, 192, 256)
+PAIRS = (
+    *(("turbo4", "turbo3"), ("turbo4", "turbo4"), ("turbo3", "turbo3"), ("turbo2", "turbo2"), ("q8_0", "q8_0")),
+    *(("q4_0", "q4_0"), ("q8_0", "turbo4"), ("f16", "turbo3"), ("turbo4", "f16")),
+)
+"""K and V types that attention is tested with; `all_pairs` takes every pair of the kernels' types."""
+
+_MIXED = ("f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2")
+_N_KV_HEADS, _N_PREFIX = 2, 4
+_ENCODE_LIMIT = 2e-3  # a value on a boundary may take either code
+_DECODE_LIMIT = 1e-6
+_ATTENTION_LIMITS = {mx.float32: 2e-3, mx.float16: 2e-3, mx.bfloat16: 8e-3}  # the output's own rounding is in it
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A step of attention. window: keys that a query sees, None for all."""
+
+    name: str
+    offset: int
+    n_rows: int
+    group: int
+    window: int | None = None
+    sinks: bool = False
+    dtype: mx.Dtype = mx.float16
+
+
+SHAPES = (
+    Shape("one row", 300, 1, 4),
+    Shape("four rows over a page's edge", 382, 4, 4),
+    Shape("in a window, with sinks", 420, 2, 3, window=150, sinks=True, dtype=mx.bfloat16),
+    Shape("within the first page", 60, 1, 4, dtype=mx.float32),
+    Shape("a long step", 256, 200, 2),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One comparison. error: relative, by norms; problem: what was raised instead, if anything."""
+
+    operation: str
+    types: str
+    head_dim: int
+    detail: str
+    error: float
+    limit: float
+    problem: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.problem is None and self.error <= self.limit
+
+
+def run(reading: Reading, head_dims: tuple[int, ...] = HEAD_DIMS, all_pairs: bool = False) -> Iterator[Outcome]:
+    """Compare a reading with numpy, case after case; what raises is an outcome too."""
+    pairs = [p for p in itertools.product(_MIXED, _MIXED) if p != ("f16", "f16")] if all_pairs else PAIRS
+    for head_dim in head_dims:
+        yield from run_codecs(reading, head_dim)
+        for type_k, type_v in pairs:
+            yield from run_attention(reading, head_dim, type_k, type_v)
+
+
+def run_codecs(reading: Reading, head_dim: int) -> Iterator[Outcome]:
+    """Encoding and decoding of every block type that the head size allows."""
+    for cache_type in CACHE_TYPE_NAMES:
+        codec = _codec(cache_type, head_dim, "k")
+        if codec is None or codec.is_float:
+            continue
+        for balanced in (True, False):
+            detail = "balanced, with an exact prefix" if balanced else "plain"
+            yield _outcome("encode", cache_type, head_dim, detail, _ENCODE_LIMIT, _encode(reading, codec, balanced))
+        yield _outcome("decode", cache_type, head_dim, "three pages", _DECODE_LIMIT, _decode(reading, codec))
+
+
+def run_attention(
+    reading: Reading, head_dim: int, type_k: str, type_v: str, shapes: tuple[Shape, ...] = SHAPES
+) -> Iterator[Outcome]:
+    """Steps of attention over K and V of these types; none where the head size does not allow them."""
+    k, v = _codec(type_k, head_dim, "k"), _codec(type_v, head_dim, "v")
+    if k is None or v is None:
+        return
+    for shape in shapes:
+        limit = _ATTENTION_LIMITS[shape.dtype]
+        yield _outcome("attention", f"{type_k}/{type_v}", head_dim, shape.name, limit, _attention(reading, k, v, shape))
+
+
+def _codec(cache_type: str, head_dim: int, side: Side) -> Codec | None:
+    try:
+        return resolve_codec(cache_type, head_dim, side)
+    except RequestError:
+        return None
+
+
+def _outcome(
+    operation: str, types: str, head_dim: int, detail: str, limit: float, compare: Callable[[], float]
+) -> Outcome:
+    try:
+        error, problem = compare(), None
+    except Exception as raised:  # a kernel that the device refuses is what this looks for
+        error, problem = float("nan"), f"{type(raised).__name__}: {raised}"
+    return Outcome(operation, types, head_dim, detail, error, limit, problem)
+
+
+def _distance(found: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
+    """Norm of the difference by the norm of what was expected; infinite where something is not finite."""
+    a, b = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    distance = float(np.linalg.norm(a - b) / np.linalg.norm(b))
+    return distance if np.isfinite(distance) else float("inf")
+
+
+@lru_cache(maxsize=8)
+def _rows(n_tokens: int, head_dim: int, seed: int) -> NDArray[np.float16]:
+    """[_N_KV_HEADS, n_tokens, head_dim]: normal, with a channel of large constant as real keys have, and a zero row."""
+    rows = np.random.default_rng(seed).standard_normal((_N_KV_HEADS, n_tokens, head_dim)).astype(np.float16)
+    rows[:, :, 3] += 4
+    rows[:, 17] = 0
+    return rows
+
+
+def _scale(head_dim: int) -> mx.array:
+    return mx.array(np.random.default_rng(3).uniform(0.5, 2, (_N_KV_HEADS, head_dim)).astype(np.float32))
+
+
+def _encode(reading: Reading, codec: Codec, balanced: bool) -> Callable[[], float]:
+    def compare() -> float:
+        rows = mx.array(_rows(2 * PAGE, codec.head_dim, 1))
+        scale = _scale(codec.head_dim) if balanced else None
+        sides = []
+        for by in (reading, NumpyReading()):
+            codes, scales, means = by.encode_pages(
+                codec, rows, n_skipped=_N_PREFIX if balanced else 0, centred=balanced, scale=scale
+            )
+            values = codec.decode_planes(np.asarray(codes), np.asarray(scales))
+            sides.append(np.concatenate([values.ravel(), [] if means is None else np.asarray(means).ravel()]))
+        return _distance(*sides)
+
+    return compare
+
+
+def _decode(reading: Reading, codec: Codec) -> Callable[[], float]:
+    def compare() -> float:
+        side = _block_side(codec, 3 * PAGE, 2, balanced=False)
+        found = reading.decode(side, 1, 3)
+        return _distance(np.asarray(found), NumpyReading().decode(side, 1, 3))
+
+    return compare
+
+
+def _block_side(codec: Codec, n_tokens: int, seed: int, balanced: bool, offset: int | None = None) -> SideView:
+    """A side of made-up rows as a cache would hold it after a step that began at `offset`."""
+    rows = mx.array(_rows(n_tokens, codec.head_dim, seed))
+    if codec.is_float:
+        return SideView(codec, mx.contiguous(rows.swapaxes(0, 1)).swapaxes(0, 1), 0)
+    whole = n_tokens // PAGE * PAGE
+    scale = _scale(codec.head_dim) if balanced else None
+    codes = scales = means = None
+    if whole:
+        codes, scales, means = NumpyReading().encode_pages(
+            codec, rows[:, :whole], n_skipped=_N_PREFIX, centred=balanced, scale=scale
+        )
+    start = whole if offset is None else offset // PAGE * PAGE
+    return SideView(
+        codec,
+        rows[:, start:],
+        start,
+        codes,
+        scales,
+        prefix=rows[:, :_N_PREFIX],
+        page_means=means,
+        channel_scale=scale,
+    )
+
+
+def _attention(reading: Reading, k: Codec, v: Codec, shape: Shape) -> Callable[[], float]:
+    def compare() -> float:
+        n_tokens = shape.offset + shape.n_rows
+        sides = (
+            _block_side(k, n_tokens, 4, balanced=k.block_type.family == "turbo", offset=shape.offset),
+            _block_side(v, n_tokens, 5, balanced=False, offset=shape.offset),
+        )
+        rng = np.random.default_rng(6)
+        n_heads = _N_KV_HEADS * shape.group
+        q = mx.array(rng.standard_normal((1, n_heads, shape.n_rows, k.head_dim)).astype(np.float32)).astype(shape.dtype)
+        sinks = rng.standard_normal(n_heads).astype(np.float32) if shape.sinks else None
+        scale = k.head_dim**-0.5
+        out = attend(
+            q,
+            *sides,
+            offset=shape.offset,
+            scale=scale,
+            reading=reading,
+            window=shape.window,
+            sinks=None if sinks is None else mx.array(sinks),
+        )
+        expected = _reference(np.asarray(q[0].astype(mx.float32)), *sides, shape, scale, sinks)
+        return _distance(np.asarray(out[0].astype(mx.float32)), expected)
+
+    return compare
+
+
+def _reference(
+    q: NDArray[np.float32],
+    k: SideView,
+    v: SideView,
+    shape: Shape,
+    scale: float,
+    sinks: NDArray[np.float32] | None,
+) -> NDArray[np.float64]:
+    """Float64 attention, row by row: the pages before a row's own as blocks, its own in f16."""
+    keys, values = (_both_forms(side, seed, shape) for side, seed in ((k, 4), (v, 5)))
+    out = np.empty((*q.shape[:2], v.codec.head_dim))
+    for row in range(shape.n_rows):
+        position = shape.offset + row
+        own = position // PAGE * PAGE
+        first = 0 if shape.window is None else max(0, position - shape.window + 1)
+        seen_k, seen_v = (
+            np.concatenate([coded[:, :own], plain[:, own : position + 1]], axis=1)[:, first:]
+            for coded, plain in (keys, values)
+        )
+        for head in range(len(q)):
+            of = head // shape.group
+            scores = seen_k[of] @ q[head, row].astype(np.float64) * scale
+            top = max(scores.max(), -np.inf if sinks is None else sinks[head])
+            weights = np.exp(scores - top)
+            total = weights.sum() + (0 if sinks is None else np.exp(sinks[head] - top))
+            out[head, row] = weights @ seen_v[of] / total
+    return out
+
+
+def _both_forms(side: SideView, seed: int, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Every row as what its page decodes to (the exact prefix in f16), and in f16: [_N_KV_HEADS, tokens, head_dim]."""
+    plain = _rows(shape.offset + shape.n_rows, side.codec.head_dim, seed).astype(np.float64)
+    if side.codec.is_float or side.codes is None or side.scales is None:
+        return plain, plain
+    pages = side.codec.unrotate(side.codec.decode_planes(np.asarray(side.codes), np.asarray(side.scales)))
+    coded = pages.swapaxes(0, 1).astype(np.float64)
+    if side.channel_scale is not None:
+        coded = coded / np.asarray(side.channel_scale)[:, None, None]
+    if side.page_means is not None:
+        coded = coded + np.asarray(side.page_means).astype(np.float64).swapaxes(0, 1)[:, :, None]
+    coded = coded.reshape(len(coded), -1, side.codec.head_dim)
+    coded[:, :_N_PREFIX] = plain[:, :_N_PREFIX]
+    return coded, plain
