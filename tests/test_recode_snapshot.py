@@ -74,7 +74,8 @@ def test_a_forks_padded_rows_become_rows_of_our_caches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("n", "start", "window", "n_tail"), [(700, 189, 512, 60), (200, 101, 100, 0), (256, 128, 100, 0)]
+    ("n", "start", "window", "n_tail"),
+    [(700, 189, 512, 60), (200, 101, 100, 72), (250, 151, 100, 0), (256, 128, 100, 0)],
 )
 def test_window_layers_keep_every_row_that_they_have(n, start, window, n_tail, tmp_path):
     snapshot = make_snapshot(n, make_layer(0, n, "f16", "f16", start=start, window=window))
