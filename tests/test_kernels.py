@@ -23,7 +23,7 @@ from tqgguf.runtime.kernels.pages import encode_pages
 from tqgguf.runtime.readings import NumpyReading
 from tqgguf.runtime.selftest import SHAPES, Outcome
 
-ONE_ROW, FOUR_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
+ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
 
 
 class CheckedLauncher(EmulatedLauncher):
@@ -54,7 +54,7 @@ SOME = [
     ("turbo4", "turbo3", 128, SHAPES),
     ("turbo3", "turbo4", 64, (IN_A_WINDOW,)),
     ("turbo2", "turbo3", 96, (ONE_ROW,)),
-    ("q8_0", "q4_0", 64, (FOUR_ROWS,)),
+    ("q8_0", "q4_0", 64, (FIVE_ROWS,)),
     ("q4_0", "q8_0", 128, (ONE_ROW,)),
     ("f16", "turbo2", 192, (ONE_ROW, LONG_STEP)),
     ("turbo4", "f16", 64, (IN_A_WINDOW, LONG_STEP)),
@@ -126,7 +126,7 @@ def test_every_barrier_of_decode_attention_is_needed(which: int, monkeypatch: py
     for cached in (exporter._text, exporter.mlx_kernel):
         cached.cache_clear()
     try:
-        outcomes = list(selftest.run_attention(reading(), 128, "turbo4", "turbo4", (FOUR_ROWS,)))
+        outcomes = list(selftest.run_attention(reading(), 256, "turbo4", "turbo4", (ONE_ROW,)))
         assert "race" in (outcomes[0].problem or "") or "unwritten" in (outcomes[0].problem or "")
     finally:
         for cached in (exporter._text, exporter.mlx_kernel):

@@ -51,7 +51,7 @@ class Shape:
 
 SHAPES = (
     Shape("one row", 300, 1, 4),
-    Shape("four rows over a page's edge", 382, 4, 4),
+    Shape("five rows over a page's edge", 381, 5, 4),
     Shape("in a window, with sinks", 420, 2, 3, window=150, sinks=True, dtype=mx.bfloat16),
     Shape("within the first page", 60, 1, 4, dtype=mx.float32),
     Shape("a long step", 256, 200, 2),
