@@ -29,8 +29,8 @@ INTRODUCTION = """\
 # The rules of `tqgguf validate`
 
 Each finding names one of these. An id is never given to another rule. An *error* says that a file breaks its format or
-contradicts itself: the readers of tqgguf refuse what is broken in structure, and a model's data when they are asked for.
-A *warning* says that it is legal, but that something will go wrong elsewhere (`--strict` fails on them too). The last
+contradicts itself: tqgguf's readers refuse what is broken in structure, and a model's data when they are asked for. A
+*warning* says that it is legal, but that something will go wrong elsewhere (`--strict` fails on them too). The last
 line of each is what the validator says of a small file that breaks the rule.
 
 This file is made from the program's own table (`python spec/make_rules.py`). It informs; it is not normative.

@@ -136,6 +136,11 @@ def test_names_that_are_not_utf8_are_shown_all_the_same(folder: Path, capsys: py
     assert json.loads(run(capsys, os.fsdecode(b"caf\xe9.gguf"), "--json")[1])[0]["file"] == "caf\\xe9.gguf"
 
 
+def test_names_with_line_breaks_stay_on_their_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a\nb\x1b.gguf").write_bytes(OVERLAP)
+    assert run(capsys, "a\nb\x1b.gguf")[1].startswith("a\\nb\\x1b.gguf: TQ101 ")
+
+
 def test_many_files_come_out_in_their_order_however_many_threads(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

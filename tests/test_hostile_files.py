@@ -27,7 +27,7 @@ from tqgguf.formats.finding import MAX_PER_RULE
 from tqgguf.formats.rules import RULES
 
 CORPUS = Path(__file__).parent / "corpus"
-EXAMPLES = int(os.environ.get("TQGGUF_FUZZ_EXAMPLES", "600"))
+EXAMPLES = int(os.environ.get("TQGGUF_FUZZ_EXAMPLES", "1000"))
 MEGABYTE = 1 << 20
 MAX_MEMORY = 100 * MEGABYTE
 
@@ -49,7 +49,8 @@ def fields() -> dict[str, tuple[Field, ...]]:
         for name, built in SOUND.items()
     }
     containers = {name: tuple(gguf_fields(data)) for name, data in files().items() if data[:4] == b"GGUF"}
-    return states | containers | {"safetensors": ((0, 8),)}
+    others = {name: ((0, 8),) for name, data in files().items() if data[8:9] == b"{"}
+    return states | containers | others
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,9 @@ def test_every_field_may_have_any_value(name: str, scratch: Path) -> None:
             feed(scratch, with_value(files()[name], field, value))
 
 
-def test_every_value_of_a_safetensors_header_may_be_anything(scratch: Path) -> None:
-    for data in safetensors_variants(files()["safetensors"]):
+@pytest.mark.parametrize("name", ["safetensors", "mlx cache", "older mlx cache"])
+def test_every_value_of_a_safetensors_header_may_be_anything(name: str, scratch: Path) -> None:
+    for data in safetensors_variants(files()[name]):
         feed(scratch, data)
 
 

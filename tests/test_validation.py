@@ -172,6 +172,7 @@ def test_a_model_s_own_numbers_are_held_against_each_other(tmp_path: Path) -> No
         ("llama.attention.head_count_kv", 4, "head-count"),
         ("llama.attention.head_count_kv", [1, 1], "head-count"),
         ("llama.attention.key_length", 0, "head-count"),
+        ("llama.attention.key_length", 1 << 20, "head-count"),
         ("llama.context_length", 0, "metadata-value"),
         ("tokenizer.ggml.scores", [0.0] * 5, "vocabulary-size"),
         ("tokenizer.ggml.scores", 1.0, "metadata-type"),

@@ -19,6 +19,7 @@ from tqgguf.formats.fingerprint import fingerprint_gguf
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.inspection import inspect
 from tqgguf.formats.llama_reader import open_llama_state, summarise
+from tqgguf.formats.mlx_cache import is_mlx_cache, read_mlx_cache
 from tqgguf.formats.model_config import read_model_config
 from tqgguf.formats.safetensors import open_safetensors
 from tqgguf.formats.snapshot_read import open_snapshot
@@ -38,7 +39,10 @@ def examine(path: Path) -> list[Finding]:
     if kind in (FileKind.SESSION, FileKind.SEQUENCE):
         assert _try(lambda: summarise(open_llama_state(path))) is not bool(errors), errors
     elif kind is FileKind.SAFETENSORS:
-        assert _try(open_safetensors, path) is not bool(errors), errors
+        is_whole = _try(open_safetensors, path)
+        assert is_whole is all(error.startswith("TQ52") for error in errors), errors
+        if is_whole and is_mlx_cache(open_safetensors(path).metadata):
+            assert _try(lambda: read_mlx_cache(open_safetensors(path))) is not bool(errors), errors
     elif kind is not None:
         opens = _try(_read_gguf, path)
         assert opens is all(error.startswith(BEYOND_OPENING) for error in errors) or _is_later(kind, errors), errors

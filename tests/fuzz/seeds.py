@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 from gguf_builder import BOOL, U8, U64, Tensor, Typed, build_gguf, quantised
 from llama_builder import Memory, build_state, packed_tokens
+from mlx_cache_files import BEFORE, CURRENT, QUANTISED, cache_bytes
+from mlx_cache_files import SOUND as MLX_SOUND
 from snapshots import carrier_bytes, make_layer, make_snapshot
 from test_gguf_defects import DAMAGED
 from test_llama_state import SOUND
@@ -48,6 +50,8 @@ def sound() -> dict[str, bytes]:
         "calibration": sidecar,
         "snapshot": carrier_bytes(make_snapshot(3, make_layer(0, 3, n_kv_heads=1, balance="full", n_prefix=2))),
         "safetensors": safetensors({"__metadata__": {"a": "b"}, "a": plain, "b": half}, bytes(10)),
+        "mlx cache": cache_bytes(CURRENT, MLX_SOUND),
+        "older mlx cache": cache_bytes(BEFORE, QUANTISED),
         "session": build_state().data,
         "sequence": build_state("sequence", tokens=packed_tokens([5, -1, -1], [(1, b"pixel")])).data,
         "window": build_state(tokens=range(6), memories=[Memory(n_cells=6), Memory(n_cells=4, first=2)]).data,

@@ -74,7 +74,8 @@ def _as_line(finding: Finding) -> str:
     rule = finding.rule
     severity = "" if finding.is_error else f" ({rule.severity})"
     place = "" if finding.offset is None else f" (at byte {finding.offset})"
-    return f"{readable(finding.file)}: {rule.id} {rule.name}{severity}: {finding.message}{place}"
+    file = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in readable(finding.file))
+    return f"{file}: {rule.id} {rule.name}{severity}: {finding.message}{place}"
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:

@@ -16,6 +16,8 @@ FLAG: Final = ("a boolean", frozenset({ValueType.BOOL}))
 
 MAX_LAYERS: Final = 4096
 """Far above any model; keeps a damaged header from asking for millions of layers."""
+MAX_HEADS: Final = 1 << 12
+MAX_HEAD_DIM: Final = 1 << 16
 MAX_SIZE: Final = 2**31 - 1
 """Of one dimension: ggml's kernels and mlx count in int32."""
 
@@ -56,9 +58,13 @@ ARCHITECTURE_KEYS: Final[dict[str, tuple[str, frozenset[ValueType]]]] = {
 PER_LAYER_KEYS: Final = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """Integers, or an array with one for each layer."""
 
-AT_LEAST_ONE: Final = (
-    "context_length", "embedding_length", "attention.key_length", "attention.value_length",
-)  # fmt: skip
+AT_MOST: Final = {
+    "context_length": MAX_SIZE,
+    "embedding_length": MAX_SIZE,
+    "attention.key_length": MAX_HEAD_DIM,
+    "attention.value_length": MAX_HEAD_DIM,
+}
+"""Integers that are 1 or more, and at most this."""
 
 ARRAY_KEYS: Final[dict[str, tuple[ValueType, ...]]] = {
     "tokenizer.ggml.tokens": (ValueType.STRING,),

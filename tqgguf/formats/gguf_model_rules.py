@@ -19,14 +19,14 @@ from tqgguf.formats.gguf_model_keys import (
     ARCHITECTURE_KEYS,
     ARRAY_KEYS,
     AS_LONG_AS_TOKENS,
-    AT_LEAST_ONE,
+    AT_MOST,
     DENSE_ARCHITECTURES,
     DENSE_KEYS,
     EXPERTS,
     INTEGER,
     MATRICES,
+    MAX_HEADS,
     MAX_LAYERS,
-    MAX_SIZE,
     MODEL_TENSORS,
     PER_LAYER_KEYS,
     PLAIN_KEYS,
@@ -117,11 +117,11 @@ class _Metadata:
         n_layers, entry = self.integer("block_count"), self.entry("block_count")
         if entry is not None and n_layers is not None and not 0 < n_layers <= MAX_LAYERS:
             yield self.bad("block-count", entry, f"1 to {MAX_LAYERS}", n_layers)
-        for suffix in AT_LEAST_ONE:
+        for suffix, most in AT_MOST.items():
             value, entry = self.integer(suffix), self.entry(suffix)
-            if entry is not None and value is not None and not 0 < value <= MAX_SIZE:
+            if entry is not None and value is not None and not 0 < value <= most:
                 code = "head-count" if suffix.startswith("attention.") else "metadata-value"
-                yield self.bad(code, entry, f"1 to {MAX_SIZE}", value)
+                yield self.bad(code, entry, f"1 to {most}", value)
         for suffix in PER_LAYER_KEYS:
             entry = self.entry(suffix)
             is_array = entry is not None and entry.type.element in INTEGER_TYPES
@@ -135,7 +135,7 @@ class _Metadata:
         hidden = self.integer("embedding_length")
         if entry is None or not heads or (self.architecture or "").startswith(RECURRENT):
             return
-        most = hidden if hidden and 0 < hidden <= MAX_SIZE else MAX_SIZE
+        most = min(hidden, MAX_HEADS) if hidden and hidden > 0 else MAX_HEADS
         is_array = entry.type.element is not None
         for n in heads:
             if not (0 if is_array else 1) <= n <= most:
