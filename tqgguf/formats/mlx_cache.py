@@ -43,7 +43,7 @@ NUMBERS: Final[dict[str, dict[Layout, tuple[str, ...]]]] = {
 """Of each class that is read: its numbers in the order of the file."""
 
 MAX_LAYERS: Final = 1 << 12
-MAX_NUMBER: Final = (1 << 31) - 1
+MAX_NUMBER: Final = 1 << 24  # tokens: beyond any context, and no gigabytes of unknown ids for a file of a few bytes
 _DTYPES: Final[dict[str, np.dtype]] = {name: np.dtype(kind) for name, kind in
     (("F16", "<f2"), ("BF16", "<u2"), ("F32", "<f4"), ("U32", "<u4"), ("I32", "<i4"))}  # fmt: skip
 FLOATS: Final[dict[str, str]] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
