@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tqgguf.formats.calibration import read_calibration
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.file_kind import FileKind, gguf_kind, kind_by_head
@@ -18,12 +20,20 @@ from tqgguf.formats.finding import Finding
 from tqgguf.formats.fingerprint import fingerprint_gguf
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.inspection import inspect
+from tqgguf.formats.llama_export import ExportOptions, export_llama_state
+from tqgguf.formats.llama_import import ImportOptions, import_llama_state, outline_of_state
 from tqgguf.formats.llama_reader import open_llama_state, summarise
+from tqgguf.formats.llama_write import pieces
 from tqgguf.formats.mlx_cache import is_mlx_cache, read_mlx_cache
+from tqgguf.formats.mlx_import import import_mlx_cache, outline_of_mlx_cache
 from tqgguf.formats.model_config import read_model_config
 from tqgguf.formats.safetensors import open_safetensors
+from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.formats.validation import validate
+
+PROFILES = ("mainline", "thetom-2026-05", "buun")
+HEAD_DIM = 64  # of the seeds
 
 BEYOND_OPENING = ("TQ149", "TQ150", "TQ2")
 """Ids of errors with which a GGUF still opens, for `inspect`: types that are not known, what models need, and data."""
@@ -38,16 +48,20 @@ def examine(path: Path) -> list[Finding]:
     _try(inspect, path)
     if kind in (FileKind.SESSION, FileKind.SEQUENCE):
         assert _try(lambda: summarise(open_llama_state(path))) is not bool(errors), errors
+        for profile in PROFILES:
+            _try(_import_state, path, ImportOptions(profile))
     elif kind is FileKind.SAFETENSORS:
         is_whole = _try(open_safetensors, path)
         assert is_whole is all(error.startswith("TQ52") for error in errors), errors
         if is_whole and is_mlx_cache(open_safetensors(path).metadata):
             assert _try(lambda: read_mlx_cache(open_safetensors(path))) is not bool(errors), errors
+            _try(_import_mlx_cache, path)
     elif kind is not None:
         opens = _try(_read_gguf, path)
         assert opens is all(error.startswith(BEYOND_OPENING) for error in errors) or _is_later(kind, errors), errors
         if kind is FileKind.SNAPSHOT:
             assert _try(open_snapshot, path) is not bool(errors), errors
+            _try(_export_snapshot, path)
         if kind is FileKind.CALIBRATION:
             assert _try(read_calibration, path) is not bool(errors), errors
     return findings
@@ -92,6 +106,28 @@ def _read_gguf(path: Path) -> None:
             _try(lambda name=name: file.array(name).tobytes())
         _try(fingerprint_gguf, file)
         _try(read_model_config, file)
+
+
+def _import_state(path: Path, options: ImportOptions) -> None:
+    state = open_llama_state(path)
+    _read_rows(import_llama_state(state, outline_of_state(state, options, HEAD_DIM), options))
+
+
+def _import_mlx_cache(path: Path) -> None:
+    cache = read_mlx_cache(open_safetensors(path))
+    _read_rows(import_mlx_cache(cache, outline_of_mlx_cache(cache)))
+
+
+def _export_snapshot(path: Path) -> None:
+    for piece in pieces(export_llama_state(open_snapshot(path), ExportOptions(requantise=True))):
+        assert len(piece) >= 0
+
+
+def _read_rows(snapshot: Snapshot) -> None:
+    for layer in snapshot.layers:
+        for side in (layer.k, layer.v):
+            for rows in side.slices():
+                assert rows.dtype == np.uint8
 
 
 def in_memory_folder() -> Path:
