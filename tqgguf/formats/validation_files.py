@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tqgguf.formats.belonging import ModelIdentity
+from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.finding import Finding
 from tqgguf.formats.validation import Validation
@@ -37,7 +38,7 @@ def validate_files(
     default as many as there are cores. When the iterator is closed early, running threads end at the next tensor.
     """
     total = _Total(sum(_size(path) for group in groups for path in group), progress)
-    with ThreadPoolExecutor(n_threads or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(n_threads or cores()) as pool:
         try:
             futures = [pool.submit(_outcomes, group, model, total) for group in groups]
             for future in futures:
