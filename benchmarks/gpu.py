@@ -25,16 +25,18 @@ import tqgguf.runtime  # noqa: F401  (before mlx)
 # isort: split
 import mlx.core as mx
 
-from tqgguf.formats.codec import Codec, resolve_codec
+from tqgguf.formats.codec import resolve_codec
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.backends import default_reading, describe
-from tqgguf.runtime.kv_sides import PAGE, SideView
+from tqgguf.runtime.kv_sides import SideView
+from tqgguf.runtime.selftest_speed import random_side
 
 ROTATED_BYTES = 150_000_000  # of inputs that calls rotate over: more than twice an H200's L2 cache
 MOST_SETS = 24
 PAIRS = ("turbo4/turbo3", "turbo4/turbo4", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0")
 HEADS = ((32, 8, 128), (64, 8, 128), (32, 8, 64), (8, 4, 256))
 OWN_ROWS = 64
+MLX_LM_STEP = 256  # rows by which mlx-lm's KVCache grows; MLX's fastest attention asks for it
 
 
 @dataclass
@@ -101,24 +103,6 @@ def n_sets(n_bytes: int) -> int:
     return max(2, min(MOST_SETS, ROTATED_BYTES // max(1, n_bytes) + 1))
 
 
-def block_side(codec: Codec, n_kv_heads: int, n_keys: int, balanced: bool) -> SideView:
-    """Random blocks of whole pages and an own page in f16, made on the device."""
-    pages = n_keys // PAGE
-    row_codes, row_scales = codec.n_blocks * codec.code_bytes, codec.n_blocks * codec.n_scales
-    words = mx.random.randint(0, 1 << 30, (pages, n_kv_heads, PAGE, row_codes // 4)).astype(mx.uint32)
-    low = mx.random.randint(0, 4, words.shape).astype(mx.uint32)
-    codes = ((words << 2) | low).view(mx.uint8)
-    scales = (mx.random.uniform(8, 16, (pages, n_kv_heads, PAGE, row_scales))).astype(mx.float16)
-    if codec.block_type.family == "ggml":
-        scales = scales * (1 / 512)
-    own = mx.random.normal((n_kv_heads, OWN_ROWS, codec.head_dim)).astype(mx.float16)
-    means = mx.random.normal((pages, n_kv_heads, codec.head_dim)).astype(mx.float16) if balanced else None
-    scale = mx.random.uniform(0.5, 2, (n_kv_heads, codec.head_dim)) if balanced else None
-    side = SideView(codec, own, n_keys, codes, scales, page_means=means, channel_scale=scale)
-    mx.eval(side.codes, side.scales, own, *([means, scale] if balanced else []))
-    return side
-
-
 def measure_decode(
     heads: tuple[int, int, int], n_keys: int, pair: str, n_rows: int, n: int, plain: bool = False
 ) -> tuple[Timing, int]:
@@ -128,7 +112,7 @@ def measure_decode(
     balanced = k.block_type.family == "turbo" and not plain
     n_bytes = n_keys * n_kv_heads * (k.row_bytes + v.row_bytes)
     sides = [
-        (block_side(k, n_kv_heads, n_keys, balanced), block_side(v, n_kv_heads, n_keys, False))
+        (random_side(k, n_kv_heads, n_keys, OWN_ROWS, balanced), random_side(v, n_kv_heads, n_keys, OWN_ROWS, False))
         for _ in range(n_sets(n_bytes))
     ]
     reading = default_reading()
@@ -141,13 +125,17 @@ def measure_decode(
 
 
 def measure_f16(heads: tuple[int, int, int], n_keys: int, n_rows: int, n: int) -> Timing:
-    """MLX's attention over f16 keys and values."""
+    """MLX's attention over f16 keys and values, held as mlx-lm's cache does: slices of a buffer that grows by 256
+    rows."""
     n_heads, n_kv_heads, head_dim = heads
-    shape = (1, n_kv_heads, n_keys + OWN_ROWS, head_dim)
+    n_rows_held = -(-(n_keys + OWN_ROWS) // MLX_LM_STEP) * MLX_LM_STEP
     inputs = []
     for _ in range(n_sets(4 * n_kv_heads * n_keys * head_dim)):
-        inputs.append([mx.random.normal(shape).astype(mx.float16) for _ in range(2)])
+        held = [mx.random.normal((1, n_kv_heads, n_rows_held, head_dim)).astype(mx.float16) for _ in range(2)]
+        mx.eval(held)
+        inputs.append([rows[:, :, : n_keys + OWN_ROWS] for rows in held])
         mx.eval(inputs[-1])
+        del held
     q = mx.random.normal((1, n_heads, n_rows, head_dim)).astype(mx.float16)
 
     def call(q: mx.array, kv: list[mx.array]) -> mx.array:

@@ -17,6 +17,7 @@ from tqgguf.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
 from tqgguf.cli.inspect import EXAMPLES as INSPECT_EXAMPLES
 from tqgguf.cli.run import EXAMPLES as RUN_EXAMPLES
+from tqgguf.cli.selftest import EXAMPLES as SELFTEST_EXAMPLES
 from tqgguf.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
 
 EXAMPLES = {
@@ -26,12 +27,13 @@ EXAMPLES = {
     "doctor": DOCTOR_EXAMPLES,
     "validate": VALIDATE_EXAMPLES,
     "inspect": INSPECT_EXAMPLES,
+    "selftest": SELFTEST_EXAMPLES,
     "cache": CACHE_EXAMPLES,
 }
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
     "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
-    "validate": "1 file: 1 sound", "inspect": "", "cache": "K",
+    "validate": "1 file: 1 sound", "inspect": "", "cache": "K", "selftest": "all right",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 import mlx.core as mx
@@ -21,7 +22,7 @@ from tqgguf.runtime.kernels.geometry import FAMILIES, SUMS_WORDS, decode_geometr
 from tqgguf.runtime.kernels.launch import Kernel, text_of
 from tqgguf.runtime.kernels.pages import encode_pages
 from tqgguf.runtime.readings import NumpyReading
-from tqgguf.runtime.selftest import SHAPES, Outcome
+from tqgguf.runtime.selftest import SHAPES, Case, Outcome
 
 ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
 
@@ -43,8 +44,8 @@ def reading(seed: int = 1, defines: tuple[str, ...] = ()) -> KernelReading:
     return KernelReading(CheckedLauncher(seed, defines=defines))
 
 
-def failures(outcomes) -> list[Outcome]:
-    found = list(outcomes)
+def failures(cases: Iterable[Case]) -> list[Outcome]:
+    found = [case.run() for case in cases]
     assert found
     return [outcome for outcome in found if not outcome.passed]
 
@@ -63,28 +64,28 @@ SOME = [
 
 @pytest.mark.parametrize(("type_k", "type_v", "head_dim", "shapes"), SOME)
 def test_attention_equals_float64_attention(type_k: str, type_v: str, head_dim: int, shapes: tuple) -> None:
-    assert failures(selftest.run_attention(reading(), head_dim, type_k, type_v, shapes)) == []
+    assert failures(selftest.attention_cases(reading(), head_dim, type_k, type_v, shapes)) == []
 
 
 @pytest.mark.parametrize("head_dim", [96])
 def test_pages_are_encoded_and_decoded_as_numpy_does(head_dim: int) -> None:
-    assert failures(selftest.run_codecs(reading(), head_dim)) == []
+    assert failures(selftest.codec_cases(reading(), head_dim)) == []
 
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_no_answer_depends_on_the_schedule(seed: int) -> None:
-    assert failures(selftest.run_attention(reading(seed), 128, "turbo4", "turbo3", (ONE_ROW,))) == []
+    assert failures(selftest.attention_cases(reading(seed), 128, "turbo4", "turbo3", (ONE_ROW,))) == []
 
 
 def test_the_answer_is_the_same_with_cudas_layout_of_matrix_elements() -> None:
     cuda = reading(defines=("CUDA_ELEMENTS",))
-    assert failures(selftest.run_attention(cuda, 128, "turbo4", "turbo3", (ONE_ROW,))) == []
+    assert failures(selftest.attention_cases(cuda, 128, "turbo4", "turbo3", (ONE_ROW,))) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [*selftest.HEAD_DIMS, 512])
 def test_every_kernel_type_and_head_size(head_dim: int) -> None:
-    assert failures(selftest.run(reading(), (head_dim,), all_pairs=True)) == []
+    assert failures(selftest.all_cases(reading(), (head_dim,), all_pairs=True)) == []
 
 
 @pytest.mark.parametrize("cache_type", ["turbo4", "turbo3", "turbo2", "q8_0", "q4_0"])
@@ -126,7 +127,7 @@ def test_every_barrier_of_decode_attention_is_needed(which: int, monkeypatch: py
     for cached in (exporter._text, exporter.mlx_kernel):
         cached.cache_clear()
     try:
-        outcomes = list(selftest.run_attention(reading(), 256, "turbo4", "turbo4", (ONE_ROW,)))
+        outcomes = failures(selftest.attention_cases(reading(), 256, "turbo4", "turbo4", (ONE_ROW,)))
         assert "race" in (outcomes[0].problem or "") or "unwritten" in (outcomes[0].problem or "")
     finally:
         for cached in (exporter._text, exporter.mlx_kernel):

@@ -20,6 +20,7 @@ from tqgguf.cli.inspect import InspectCommand, inspect
 from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
+from tqgguf.cli.selftest import SelftestCommand, selftest
 from tqgguf.cli.validate import ValidateCommand, validate
 from tqgguf.cli.verb import ExamplesCommand, write_examples
 from tqgguf.cli.version import print_version
@@ -80,6 +81,13 @@ app.command(
     short_help="Find out whether files are sound, and if not, why and where.",
 )(validate)
 app.command("inspect", cls=InspectCommand, context_settings=HELP_NAMES, short_help="Tell what a file holds.")(inspect)
+
+app.command(
+    "selftest",
+    cls=SelftestCommand,
+    context_settings=HELP_NAMES,
+    short_help="Compare what this machine's device computes with numpy.",
+)(selftest)
 
 
 @app.callback()

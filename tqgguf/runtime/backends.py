@@ -29,6 +29,12 @@ def gpu_family() -> str | None:
     return "cuda" if mx.cuda.is_available() else None
 
 
+def kernels_launched(reading: Reading) -> int:
+    """How many kernels a reading has sent to a GPU."""
+    launcher = reading.launcher if isinstance(reading, KernelReading) else None
+    return launcher.n_launched if isinstance(launcher, MlxLauncher) else 0
+
+
 def set_threads(n: int) -> None:
     """Let the CPU backend use n threads: matrix products and the C library."""
     load_fast_blas().set_threads(n)

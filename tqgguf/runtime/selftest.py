@@ -66,8 +66,8 @@ class Outcome:
     types: str
     head_dim: int
     detail: str
-    error: float
     limit: float
+    error: float
     problem: str | None = None
 
     @property
@@ -75,16 +75,38 @@ class Outcome:
         return self.problem is None and self.error <= self.limit
 
 
-def run(reading: Reading, head_dims: tuple[int, ...] = HEAD_DIMS, all_pairs: bool = False) -> Iterator[Outcome]:
-    """Compare a reading with numpy, case after case; what raises is an outcome too."""
+@dataclass(frozen=True)
+class Case:
+    """One comparison to be made: what is compared, the largest error that passes, and how."""
+
+    operation: str
+    types: str
+    head_dim: int
+    detail: str
+    limit: float
+    compare: Callable[[], float]
+
+    def run(self) -> Outcome:
+        """Compare; what is raised is an outcome too: a kernel that the device refuses is what this looks for."""
+        try:
+            error, problem = self.compare(), None
+        except Exception as raised:
+            error, problem = float("nan"), f"{type(raised).__name__}: {raised}"
+        return Outcome(self.operation, self.types, self.head_dim, self.detail, self.limit, error, problem)
+
+
+def all_cases(reading: Reading, head_dims: tuple[int, ...] = HEAD_DIMS, all_pairs: bool = False) -> list[Case]:
+    """Everything that a reading is compared in."""
     pairs = [p for p in itertools.product(_MIXED, _MIXED) if p != ("f16", "f16")] if all_pairs else PAIRS
+    cases: list[Case] = []
     for head_dim in head_dims:
-        yield from run_codecs(reading, head_dim)
+        cases += codec_cases(reading, head_dim)
         for type_k, type_v in pairs:
-            yield from run_attention(reading, head_dim, type_k, type_v)
+            cases += attention_cases(reading, head_dim, type_k, type_v)
+    return cases
 
 
-def run_codecs(reading: Reading, head_dim: int) -> Iterator[Outcome]:
+def codec_cases(reading: Reading, head_dim: int) -> Iterator[Case]:
     """Encoding and decoding of every block type that the head size allows."""
     for cache_type in CACHE_TYPE_NAMES:
         codec = _codec(cache_type, head_dim, "k")
@@ -92,20 +114,21 @@ def run_codecs(reading: Reading, head_dim: int) -> Iterator[Outcome]:
             continue
         for balanced in (True, False):
             detail = "balanced, with an exact prefix" if balanced else "plain"
-            yield _outcome("encode", cache_type, head_dim, detail, _ENCODE_LIMIT, _encode(reading, codec, balanced))
-        yield _outcome("decode", cache_type, head_dim, "three pages", _DECODE_LIMIT, _decode(reading, codec))
+            yield Case("encode", cache_type, head_dim, detail, _ENCODE_LIMIT, _encode(reading, codec, balanced))
+        yield Case("decode", cache_type, head_dim, "three pages", _DECODE_LIMIT, _decode(reading, codec))
 
 
-def run_attention(
+def attention_cases(
     reading: Reading, head_dim: int, type_k: str, type_v: str, shapes: tuple[Shape, ...] = SHAPES
-) -> Iterator[Outcome]:
+) -> Iterator[Case]:
     """Steps of attention over K and V of these types; none where the head size does not allow them."""
     k, v = _codec(type_k, head_dim, "k"), _codec(type_v, head_dim, "v")
     if k is None or v is None:
         return
     for shape in shapes:
         limit = _ATTENTION_LIMITS[shape.dtype]
-        yield _outcome("attention", f"{type_k}/{type_v}", head_dim, shape.name, limit, _attention(reading, k, v, shape))
+        compare = _attention(reading, k, v, shape)
+        yield Case("attention", f"{type_k}/{type_v}", head_dim, shape.name, limit, compare)
 
 
 def _codec(cache_type: str, head_dim: int, side: Side) -> Codec | None:
@@ -113,16 +136,6 @@ def _codec(cache_type: str, head_dim: int, side: Side) -> Codec | None:
         return resolve_codec(cache_type, head_dim, side)
     except RequestError:
         return None
-
-
-def _outcome(
-    operation: str, types: str, head_dim: int, detail: str, limit: float, compare: Callable[[], float]
-) -> Outcome:
-    try:
-        error, problem = compare(), None
-    except Exception as raised:  # a kernel that the device refuses is what this looks for
-        error, problem = float("nan"), f"{type(raised).__name__}: {raised}"
-    return Outcome(operation, types, head_dim, detail, error, limit, problem)
 
 
 def _distance(found: NDArray[np.generic], expected: NDArray[np.generic]) -> float:

@@ -78,6 +78,7 @@ class MlxLauncher(Launcher):
 
     def __init__(self, family: str) -> None:
         self.family = family
+        self.n_launched = 0
 
     def launch(
         self,
@@ -87,6 +88,7 @@ class MlxLauncher(Launcher):
         threads: Threads,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:
+        self.n_launched += 1
         made = mlx_kernel(self.family, kernel, threads.simdgroups, threads.resident)
         return made(**call_arguments(kernel, inputs, template, threads, outputs))
 

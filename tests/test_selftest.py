@@ -1,0 +1,97 @@
+"""`tqgguf selftest` passes on a sound device, and fails on a wrong one, on none, and on one that raises."""
+
+from __future__ import annotations
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tqgguf.cli.program import main
+from tqgguf.cli.selftest_command import selftest
+from tqgguf.runtime.attention_gpu import KernelReading
+from tqgguf.runtime.backends import gpu_family
+from tqgguf.runtime.kernels.launch import MlxLauncher
+from tqgguf.runtime.readings import MlxReading, NumpyReading
+from tqgguf.runtime.selftest import HEAD_DIMS, SHAPES, all_cases, attention_cases, codec_cases
+from tqgguf.runtime.selftest_speed import measure
+
+
+@pytest.mark.parametrize("reading", [NumpyReading, MlxReading])
+def test_readings_that_are_right_pass(reading: type) -> None:
+    outcomes = [case.run() for case in all_cases(reading(), (64,))]
+    assert [outcome for outcome in outcomes if not outcome.passed] == []
+    assert {outcome.operation for outcome in outcomes} == {"encode", "decode", "attention"}
+
+
+def test_head_sizes_that_a_type_cannot_hold_are_left_out() -> None:
+    assert {case.types for case in all_cases(NumpyReading(), (160,))} & {"turbo4", "turbo4/turbo3"} == set()
+    assert len(all_cases(NumpyReading(), HEAD_DIMS, all_pairs=True)) > len(all_cases(NumpyReading(), HEAD_DIMS))
+
+
+class Wrong(NumpyReading):
+    """Decodes one value in a thousand a little too large."""
+
+    def decode(self, side, first, last):
+        values = super().decode(side, first, last).copy()
+        values[:, 10, 0] *= 1.5
+        return values
+
+
+def test_one_wrong_value_is_found() -> None:
+    wrong = {case.operation for case in codec_cases(Wrong(), 64) if not case.run().passed}
+    assert wrong == {"decode"}
+    assert not all(case.run().passed for case in attention_cases(Wrong(), 64, "turbo4", "turbo3"))
+
+
+def test_what_a_device_raises_is_a_failure() -> None:
+    # there is no GPU where tests run: MLX refuses the kernels
+    reading = KernelReading(MlxLauncher("metal"))
+    outcomes = [case.run() for case in attention_cases(reading, 64, "turbo4", "turbo3", SHAPES[:1])]
+    assert [outcome.passed for outcome in outcomes] == [False]
+    assert outcomes[0].problem
+
+
+def test_values_that_are_no_numbers_fail() -> None:
+    class Nan(NumpyReading):
+        def decode(self, side, first, last):
+            return np.full_like(super().decode(side, first, last), np.nan)
+
+    assert not next(case for case in codec_cases(Nan(), 64) if case.operation == "decode").run().passed
+
+
+def test_the_command_prints_a_table_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--device", "cpu", "--head-dim", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "attention  turbo4/turbo3" in out and "72 cases: all right" in out and "FAILED" not in out
+
+
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert selftest("cpu", (64,), all_pairs=False, bench=False, json_output=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["failed"] == 0 and found["kernels_launched"] == 0 and len(found["cases"]) == 72
+    assert set(found["cases"][0]) >= {"operation", "types", "head_dim", "error", "limit", "passed"}
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_asking_for_a_gpu_where_there_is_none_fails(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if gpu_family() is not None:  # a developer's machine: what is asked for is there
+        return
+    try:
+        assert main(["selftest", "--device", "gpu", "--head-dim", "64", *flags]) == 1
+    finally:
+        mx.set_default_device(mx.cpu)
+    assert flags or "nothing ran on a GPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [["--device", "tpu"], ["--head-dim", "0"]])
+def test_requests_that_cannot_be_end_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", *flags]) == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_speed_is_a_time_for_each_pair_of_types() -> None:
+    speeds = list(measure(MlxReading(), keys=(256,)))
+    assert [s.n_keys for s in speeds] == [256] * len(speeds)
+    assert all(s.blocks_us > 0 and s.f16_us > 0 for s in speeds)

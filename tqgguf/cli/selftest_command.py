@@ -1,0 +1,116 @@
+"""What `tqgguf selftest` does: choose the device, compare, measure if asked, print."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+
+from tqgguf.cli.figures import aligned
+from tqgguf.cli.progress import ProgressLine
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime import selftest_speed
+from tqgguf.runtime.backends import default_reading, describe, gpu_family, kernels_launched
+from tqgguf.runtime.selftest import HEAD_DIMS, Outcome, all_cases
+from tqgguf.runtime.selftest_speed import Speed
+
+DEVICES = ("auto", "gpu", "cpu")
+_SHOWN_FAILURES = 20
+
+
+def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bool, json_output: bool) -> int:
+    """Run the tests, print, and return the exit status. RequestError: a device or a head size that cannot be."""
+    if device not in DEVICES:
+        raise RequestError(f"--device: expected {', '.join(DEVICES)}, found {device!r}")
+    if any(n < 1 for n in head_dims):
+        raise RequestError(f"--head-dim: expected numbers of at least 1, found {min(head_dims)}")
+    on_gpu = device != "cpu" and gpu_family() is not None
+    mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
+    reading = default_reading()
+    line = ProgressLine("comparing", "cases")
+    cases = all_cases(reading, head_dims or HEAD_DIMS, all_pairs)
+    outcomes: list[Outcome] = []
+    for case in cases:
+        line.update(len(outcomes), len(cases))
+        outcomes.append(case.run())
+    line.end()
+    speeds = list(selftest_speed.measure(reading)) if bench and on_gpu else []
+    launched = kernels_launched(reading)
+    missing = device == "gpu" and not launched
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    if json_output:
+        print(json.dumps(_as_json(outcomes, speeds, launched), ensure_ascii=False), flush=True)
+    else:
+        print("\n".join(_lines(outcomes, failed, speeds, launched)))
+        if bench and not on_gpu:
+            print("Speed is measured on a GPU only.")
+        if missing:
+            print("FAILED: nothing ran on a GPU, and one was asked for: MLX finds none on this machine.")
+    return 1 if failed or missing or not outcomes else 0
+
+
+def _lines(outcomes: Sequence[Outcome], failed: Sequence[Outcome], speeds: Sequence[Speed], launched: int) -> list[str]:
+    lines = [f"{describe()}; MLX {version('mlx')}", ""]
+    lines += aligned([("operation", "types", "cases", "failed", "worst error", "limit"), *_table(outcomes)], n_left=2)
+    lines.append("")
+    for outcome in failed[:_SHOWN_FAILURES]:
+        found = outcome.problem or f"error {outcome.error:.2e}, limit {outcome.limit:.0e}"
+        what = f"{outcome.operation} {outcome.types}, head size {outcome.head_dim}, {outcome.detail}"
+        lines.append(f"FAILED: {what}: {found}")
+    if len(failed) > _SHOWN_FAILURES:
+        lines.append(f"... and {len(failed) - _SHOWN_FAILURES} more")
+    if speeds:
+        rows = [
+            (s.types, str(s.n_keys), f"{s.blocks_us:.0f}", f"{s.f16_us:.0f}", f"{s.f16_us / s.blocks_us:.2f}")
+            for s in speeds
+        ]
+        lines += aligned([("attention", "keys", "us", "us from f16", "times as fast"), *rows])
+        lines.append("")
+    kernels = f", {launched} kernels launched" if launched else ""
+    verdict = "all right" if not failed else f"{len(failed)} FAILED"
+    lines.append(f"{len(outcomes)} cases{kernels}: {verdict}")
+    return lines
+
+
+def _table(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """One row for each operation and types: how many cases, how many failed, the worst error."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.operation, outcome.types), []).append(outcome)
+    return [
+        (
+            *names,
+            str(len(group)),
+            str(sum(not outcome.passed for outcome in group)),
+            f"{max(_size(outcome.error) for outcome in group):.1e}",
+            f"{max(outcome.limit for outcome in group):.0e}",
+        )
+        for names, group in groups.items()
+    ]
+
+
+def _size(error: float) -> float:
+    return math.inf if math.isnan(error) else error
+
+
+def _as_json(outcomes: Sequence[Outcome], speeds: Sequence[Speed], launched: int) -> dict[str, Any]:
+    return {
+        "device": describe(),
+        "mlx": version("mlx"),
+        "kernels_launched": launched,
+        "failed": sum(not outcome.passed for outcome in outcomes),
+        "cases": [
+            {
+                **asdict(outcome),
+                "error": outcome.error if math.isfinite(outcome.error) else None,
+                "passed": outcome.passed,
+            }
+            for outcome in outcomes
+        ],
+        "speeds": [asdict(speed) for speed in speeds],
+    }
