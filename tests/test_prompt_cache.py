@@ -21,6 +21,10 @@ from snapshots import make_snapshot
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.main import main
+from tqgguf.formats.carriers import Foreign, open_carrier, write_carrier
+from tqgguf.formats.file_kind import FileKind
+from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.model_outline import outline_of_gguf
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.formats.snapshot_write import write_snapshot
 
@@ -105,7 +109,7 @@ def test_all_keeps_what_was_generated_and_the_report_says_what_was_taken_up(llam
     goes_on = llama(TEXT[:2000] + " and then", "--prompt-cache-ro")
     timing_ = goes_on["timing"]
     assert timing_["reused_generated"] == timing_["reused_tokens"] - 600 > 0
-    assert f"{timing_['reused_generated']} of them as generated)" in llama.err
+    assert f"{timing_['reused_generated']} of them generated or from another program)" in llama.err
 
 
 def test_a_missing_or_empty_file_is_made(llama: Runs) -> None:
@@ -265,3 +269,33 @@ def killed_writes(path: Path, times: int) -> None:
     write_snapshot(path, make_snapshot(3))
     assert os.listdir(path.parent) == [path.name]
     assert np.array_equal(open_snapshot(path).tokens, [0, 1, 2])
+
+
+class TestLlamaCppSessions:
+    """Files that llama.cpp wrote, or will read."""
+
+    def test_a_session_of_llama_cpp_is_taken_up_and_stays_a_session(self, llama: Runs, folder: Path) -> None:
+        first = llama(TEXT[:1500])
+        with open_gguf(llama.model) as file:
+            outline = outline_of_gguf(file)
+        snapshot = replace(open_snapshot(llama.cache), fingerprint=None, prompt_ranges=(), chunk=0)
+        write_carrier(llama.cache, snapshot, FileKind.SESSION)
+        head = llama.cache.read_bytes()[:8]
+        assert head == b"nsgg" + (10).to_bytes(4, "little")
+        again = llama(TEXT[:1500])
+        assert timing(again) == (1, timing(first)[0] - 1)
+        assert again["text"] == first["text"]
+        assert "from another program)" in llama.err
+        llama(TEXT[:1500] + " and on")
+        assert llama.cache.read_bytes()[:8] == head
+        held = open_carrier(llama.cache, Foreign(outline))
+        assert len(held.tokens) > timing(first)[0]
+
+    def test_a_session_of_other_types_or_sizes_is_refused(self, llama: Runs, folder: Path) -> None:
+        llama(TEXT[:1500])
+        write_carrier(llama.cache, open_snapshot(llama.cache), FileKind.SESSION)
+        llama(TEXT[:1500], *TURBO, status=2)
+        assert "type of K: expected turbo4, found f16" in llama.err
+        llama.model = folder / "gemma3.gguf"
+        llama(TEXT[:1500], status=1)
+        assert "it is of a model of architecture 'llama', the model named is of 'gemma3'" in llama.err

@@ -86,6 +86,7 @@ def test_codecs_of_forks_and_rows_past_the_last_page_come_back(tmp_path: Path) -
         k=SideSnapshot(codec, codec.encode(rows)),
         v=SideSnapshot(plain, plain.encode(rows)),
         start=188,
+        window=200,
     )
     origin = {
         "kind": "session", "version": 10, "v_trans": True, "blob": np.arange(9, dtype=np.uint8),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_builder import F32, STRING, U32, U64, Tensor, Typed
+from gguf_builder import BOOL, F32, STRING, U32, U64, Tensor, Typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import carrier_bytes, make_layer, make_snapshot
@@ -91,6 +91,8 @@ CASES = [
     ("TQ309", put("tqgguf.layer.kv_heads", U32, [0, 1]), "tqgguf.layer.kv_heads", 0),
     ("TQ309", put("tqgguf.layer.codec_v", U32, [1, 4]), "tqgguf.layer.codec_v", 0),
     ("TQ309", put("tqgguf.layer.rope_dims", U32, [63, 64]), "tqgguf.layer.rope_dims", 0),
+    ("TQ309", put("tqgguf.layer.rope_dims", U32, [66, 64]), "blk.0.attn_k.rows", 0),
+    ("TQ201", drop("tqgguf.fingerprint.version"), None, 0),
     ("TQ310", reshape("blk.0.attn_k.rows", (64, 1, 68)), "blk.0.attn_k.rows", 0),
     ("TQ310", reshape("blk.2.attn_k.rows", (128, 1, 68), 24), "blk.2.attn_k.rows", 0),
     ("TQ310", put("tqgguf.layer.kv_heads", U32, [2, 1]), "blk.0.attn_k.rows", 0),
@@ -148,6 +150,22 @@ def test_squares_of_queries_belong_to_an_open_scale_and_are_no_negative_numbers(
     assert [defect.rule.id for defect in defects(path)] == ["TQ322"]
     path.write_bytes(carrier_bytes(OPEN, reshape("blk.0.attn_k.query_squares", (1, 10, 128))))
     assert [defect.rule.id for defect in defects(path)] == ["TQ311"]
+
+
+def test_rows_that_the_next_query_sees_may_not_be_missing_and_a_prefix_is_the_tails_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "s.gguf"
+    windowed = make_snapshot(300, make_layer(0, 300, start=128, window=173))
+    path.write_bytes(carrier_bytes(windowed))
+    assert defects(path) == []
+    for window in (174, 0):
+        path.write_bytes(carrier_bytes(windowed, put("tqgguf.layer.window", U64, [window])))
+        assert {defect.rule.id for defect in defects(path)} == {"TQ312"}
+    path.write_bytes(carrier_bytes(OPEN, patch("blk.0.attn_v.prefix", 2, b"\x00\x00")))
+    with open_gguf(path) as file:
+        expected = [("TQ322", file.tensors["blk.0.attn_v.prefix"].offset + 2)]
+    assert [(defect.rule.id, defect.offset) for defect in defects(path)] == expected
+    path.write_bytes(carrier_bytes(OPEN, put("tqgguf.layer.scale_is_given", BOOL, [True])))
+    assert {defect.rule.id for defect in defects(path)} == {"TQ311"}
 
 
 def test_a_sound_file_has_no_findings(tmp_path: Path) -> None:

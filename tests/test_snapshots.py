@@ -15,7 +15,7 @@ from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.kv_size import kv_bytes
-from tqgguf.formats.snapshot import Snapshot
+from tqgguf.formats.snapshot import SideSnapshot, Snapshot
 from tqgguf.formats.snapshot_fit import spec_of
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.formats.snapshot_write import write_snapshot
@@ -159,6 +159,38 @@ def test_a_page_that_a_window_has_left_behind_can_be_gone_back_to(models: dict[s
     keeping.prefill(prompt)
     assert keeping.timing.prompt_tokens == 800 + 450 - 384
     cold.prefill(prompt)
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("n_tokens", [300, 800])
+def test_a_window_that_begins_within_a_page_is_held_and_handed_on_as_it_is(
+    cache_type: str, n_tokens: int, models: dict[str, LoadedModel], tmp_path: Path
+) -> None:
+    """llama.cpp's sequence files keep just the tokens that a window sees."""
+    model, spec = models["gemma3"], CacheSpec(cache_type, cache_type)
+    whole = session(model, spec)
+    logits = whole.prefill(TOKENS[:n_tokens])
+    snapshot = whole.snapshot()
+    start = n_tokens - 160
+    cut = [
+        replace(layer, start=start, k=later(layer.k, start), v=later(layer.v, start)) if layer.window else layer
+        for layer in snapshot.layers
+    ]
+    given = replace(snapshot, layers=tuple(cut))
+    write_snapshot(tmp_path / "s.gguf", given)
+    again = session(model, spec)
+    again.adopt(open_snapshot(tmp_path / "s.gguf"))
+    write_snapshot(tmp_path / "t.gguf", again.snapshot())
+    assert (tmp_path / "s.gguf").read_bytes() == (tmp_path / "t.gguf").read_bytes()
+    assert not all(cache.can_go_back(n_tokens - 20) for cache in again.cache)
+    expected, found = greedy(whole, logits, 8), greedy(again, logits, 8)
+    assert all(np.array_equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+    again.prefill(TOKENS[:260])
+    assert again.timing.prompt_tokens == 260
+
+
+def later(side: SideSnapshot, start: int) -> SideSnapshot:
+    return replace(side, rows=side.rows[start : side.rows.shape[0]])
 
 
 def test_a_snapshot_holds_the_bytes_of_the_designs_formula(models: dict[str, LoadedModel], tmp_path: Path) -> None:

@@ -49,8 +49,10 @@ def _reused(timing: Timing) -> str:
     """What of the prompt a prompt cache spared."""
     if not timing.reused_tokens:
         return ""
-    generated = f" ({timing.reused_generated:,} of them as generated)" if timing.reused_generated else ""
-    return f", {timing.reused_tokens:,} more from the prompt cache{generated}"
+    text = f", {timing.reused_tokens:,} more from the prompt cache"
+    if timing.reused_generated:
+        text += f" ({timing.reused_generated:,} of them generated or from another program)"
+    return text
 
 
 def _balance(cache: CacheReport) -> str:

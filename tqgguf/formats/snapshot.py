@@ -161,19 +161,21 @@ def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[tu
         yield "rows", f"expected rows of {heads} heads of {codec.row_bytes} bytes, found {held.rows.shape[1:]}"
     if start + n_tokens != n_cells:
         yield "tokens", f"expected rows of the tokens from {start} up to {n_cells}, found {n_tokens}"
+    needed = 0 if layer.window is None else max(0, n_cells - layer.window + 1)
+    if start > needed:
+        yield "tokens", f"expected rows from token {needed} on, which the next query sees, found them from {start} on"
+    if side == "k" and layer.rope.dims > codec.head_dim:
+        yield "rope", f"expected RoPE over at most the {codec.head_dim} channels of a head, found {layer.rope.dims}"
     end = start + held.rows.shape[0]
     if held.tail is not None and (codec.is_float or end % PAGE_TOKENS or len(held.tail) >= PAGE_TOKENS):
-        yield (
-            "tail",
-            f"expected a tail shorter than a page behind whole pages, found {len(held.tail)} tokens after {end}",
-        )
+        yield "tail", f"expected a tail shorter than a page behind whole pages, found {len(held.tail)} tokens after {end}"
     if end % PAGE_TOKENS and not codec.is_float and (layer.n_prefix or (side == "k" and layer.balance != "off")):
         yield "rows", f"expected rows of whole pages beside a balance or an exact prefix, found them up to token {end}"
     for name, (shape, dtype) in _expected_parts(layer, side, n_cells).items():
         array = getattr(held, name)
         if array is None and 0 in shape:
             continue
-        if array is None or array.shape != shape or array.dtype != dtype:
+        if array is None or 0 in shape or array.shape != shape or array.dtype != dtype:
             found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
             wanted = "none" if 0 in shape else f"{np.dtype(dtype)} {list(shape)}"
             yield name, f"expected {wanted}, found {found}"
@@ -191,7 +193,7 @@ def _expected_parts(
     scaled = balanced and layer.balance == "full"
     n_pages = end // PAGE_TOKENS - -(-start // PAGE_TOKENS)
     n_prefix = min(layer.n_prefix, n_cells) if not is_float and start == 0 else 0
-    has_scale = held.channel_scale is not None or n_pages > 0
+    has_scale = held.channel_scale is not None or n_pages > 0 or layer.scale_is_given
     squares = held.query_squares
     n_squares = squares.shape[1] if squares is not None and squares.ndim == 3 and held.channel_scale is None else 0
     return {

@@ -47,6 +47,7 @@ def data_defects(file: GGUFFile, snapshot: Snapshot | None) -> Iterator[DefectEr
     for layer in snapshot.layers:
         for side in SIDES:
             yield from _part_defects(file, layer, side)
+            yield from _tail_defects(file, layer, side)
             yield from _row_defects(file, layer, side)
 
 
@@ -133,6 +134,19 @@ def _part_defects(file: GGUFFile, layer: LayerSnapshot, side: Side) -> Iterator[
                 i * array.itemsize,
                 f"value {i}: expected {expected}, found {found}",
             )
+
+
+def _tail_defects(file: GGUFFile, layer: LayerSnapshot, side: Side) -> Iterator[DefectError]:
+    """While page 0 is the tail, it holds the exact prefix too: the same values."""
+    held = layer.side(side)
+    if held.prefix is None or held.tail is None or layer.start or held.rows.shape[0]:
+        return
+    n = min(len(held.prefix), len(held.tail))
+    differs = (held.prefix[:n].view(np.uint16) != held.tail[:n].view(np.uint16)).reshape(-1)
+    if differs.any():
+        i = int(np.argmax(differs))
+        message = f"value {i}: expected that of the tail, whose first tokens these are, found another"
+        yield _defect(file, "part-value", layer, side, "prefix", 2 * i, message)
 
 
 def _row_defects(file: GGUFFile, layer: LayerSnapshot, side: Side) -> Iterator[DefectError]:

@@ -43,6 +43,8 @@ _PARTS: tuple[tuple[str, int, type[Any]], ...] = (
     ("channel_scale", F32, np.float32),
     ("query_squares", F32, np.float32),
 )
+_PART_NAMES = frozenset(name for name, _, _ in _PARTS)
+_RULE_OF_PROBLEM = {"rows": "row-size", "tokens": "token-count", "rope": "layer-value"}
 _RULE_OF_TABLE = {"codebook": "codebook", "boundaries": "codebook", "signs": "rotation-signs"}
 
 
@@ -162,8 +164,8 @@ class _Reading:
         sound = True
         for side in SIDES:
             for part, problem in side_problems(layer, side, self.table.n_cells):
-                rule = {"rows": "row-size", "tokens": "token-count"}.get(part, "part-shape")
-                self._bad(rule, side_tensor(row.layer, side, "rows" if part == "tokens" else part), problem)
+                rule = _RULE_OF_PROBLEM.get(part, "part-shape")
+                self._bad(rule, side_tensor(row.layer, side, part if part in _PART_NAMES else "rows"), problem)
                 sound = False
         return layer if sound else None
 

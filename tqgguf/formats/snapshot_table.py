@@ -112,7 +112,7 @@ class _Table:
         architecture = self._get(lambda: file.text("general.architecture", ""), "")
         model = self._get(lambda: file.text("general.name", ""), "")
         edges = self._get(lambda: file.uints(f"{KEYS}prompt_ranges", _NONE), _NONE).tolist()
-        has_fingerprint = f"{FINGERPRINT}version" in file.metadata
+        has_fingerprint = any(key.startswith(FINGERPRINT) for key in file.metadata)
         fingerprint = self._get(lambda: read_fingerprint(file), None) if has_fingerprint else None
         if self.broken or not self._codecs_exist(layers, codecs):
             return None

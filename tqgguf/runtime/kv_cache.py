@@ -41,6 +41,8 @@ class BlockKVCache(_BaseCache):
     """
 
     keeps_pages = False
+    valid_from = 0
+    """Position before which rows are no keys or values: what a foreign file left out of its first page."""
 
     def __init__(
         self,
@@ -218,11 +220,17 @@ class BlockKVCache(_BaseCache):
 
     def is_trimmable(self) -> bool:
         """Whether `trim` can go back to any position: true until a window has freed its first page."""
-        return self.start == 0
+        return self.start == self.valid_from == 0
 
     def can_go_back(self, length: int) -> bool:
         """Whether `trim` can leave this many tokens: every page that the next query would see must still be there."""
-        return self._first_needed(length) * PAGE >= self.start
+        first = 0 if self.window is None else max(0, length - self.window + 1)
+        return self._first_needed(length) * PAGE >= self.start and (not length or first >= self.valid_from)
+
+    def trims_exactly(self, length: int) -> bool:
+        """Whether `trim` to this many tokens cuts no block: within the last page, or all of it float types."""
+        floats = self.sides is None or all(isinstance(side, FloatSide) for side in self.sides)
+        return floats or length // PAGE == self.offset // PAGE
 
     def trim(self, n: int) -> int:
         """Remove the last n tokens (all, if there are fewer) and return how many were removed.

@@ -2,7 +2,8 @@
 
 The meaning is llama.cpp's: a file that is not there or empty is made; one that is there is taken up as far as a prompt
 agrees with it, and written again when the prompt went beyond it. Everything is checked before a model is loaded. Two
-runs that write one file do not disturb each other: the last one wins, whole. Knows no flags.
+runs that write one file do not disturb each other: the last one wins, whole. A llama.cpp session stays one. Knows no
+flags.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import numpy as np
 
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.carriers import Foreign, carrier_kind, open_carrier, write_carrier
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.file_kind import FileKind
 from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_fit import check_cache, check_model, spec_of
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
 from tqgguf.runtime.load import OpenModel
 from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.session import Session
@@ -28,12 +30,13 @@ from tqgguf.runtime.session import Session
 
 @dataclass
 class PromptCache:
-    """path: the file. snapshot: what it held when it was opened (None: nothing). reads_only: it is never written.
-    keeps_all: what a session generated is kept too.
+    """path: the file. snapshot: what it held when it was opened (None: nothing). kind: the format in which it is
+    written. reads_only: it is never written. keeps_all: what a session generated is kept too.
     """
 
     path: str
     snapshot: Snapshot | None = None
+    kind: FileKind = FileKind.SNAPSHOT
     reads_only: bool = False
     keeps_all: bool = False
 
@@ -61,7 +64,7 @@ class PromptCache:
 
         TqggufError: it cannot be written, or the session was broken off within an evaluation.
         """
-        write_snapshot(self.path, session.snapshot())
+        write_carrier(self.path, session.snapshot(), self.kind)
 
 
 def open_prompt_cache(
@@ -81,11 +84,17 @@ def open_prompt_cache(
         check_target(name)
     made = PromptCache(name, reads_only=reads_only, keeps_all=keeps_all)
     if os.path.exists(name) and not (os.path.isfile(name) and os.path.getsize(name) == 0):
-        snapshot = open_snapshot(name)
+        made.kind = carrier_kind(name)
+        snapshot = open_carrier(name, Foreign(_outline(opened)))
         config = opened.config
         check_model(readable(name), snapshot, config.architecture, opened.fingerprint, config.layer_shapes())
         made.snapshot = snapshot
     return made
+
+
+def _outline(opened: OpenModel | OpenFolder) -> ModelOutline | None:
+    """What foreign files need to know of the model; of an MLX folder, whose keys may lie in another order, nothing."""
+    return outline_of_gguf(opened.file) if isinstance(opened, OpenModel) else None
 
 
 def agreed_spec(

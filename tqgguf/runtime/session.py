@@ -50,7 +50,8 @@ def _combine(operation: Callable[[int, int], int], a: Reads, b: Reads) -> Reads:
 @dataclass
 class Timing:
     """Tokens evaluated and the seconds they took. reused_tokens: of prompts, not evaluated because a prompt cache held
-    them; reused_generated: of those, the ones that had been generated, not evaluated as prompt.
+    them; reused_generated: of those, the ones that had not been evaluated as prompt here: generated, or by another
+    program.
     """
 
     prompt_tokens: int = 0
@@ -163,8 +164,9 @@ class Session:
         """Go back to what a prompt has in common with the tokens held; the number of tokens that need no evaluation.
 
         Everything is kept if the prompt continues it; else the cache goes back to the page edge before the first
-        difference, or to its start where a layer (a window, a recurrent state) cannot. What a snapshot held is kept as
-        far as it is what a run without one would have: see `PromptPieces.reusable`.
+        difference, or as far back as a layer (a window, a recurrent state) must. What a snapshot held is kept as far as
+        it is what a run without one would have (see `PromptPieces.reusable`), or up to the difference if that cuts no
+        block.
         """
         common = next((i for i, (a, b) in enumerate(zip(ids, self.tokens, strict=False)) if a != b), None)
         keep = min(len(ids) - 1, len(self.tokens)) if common is None else common
@@ -174,16 +176,18 @@ class Session:
         elif restored:
             keep = self.pieces.reusable(min(keep, len(ids) - 1))
         if keep < len(self.tokens):
-            self._go_back(keep - keep % PAGE_TOKENS)
+            ours = (cache for cache in self.cache if isinstance(cache, BlockKVCache))
+            exact = restored and all(cache.trims_exactly(keep) for cache in ours)
+            self._go_back(keep if exact else keep - keep % PAGE_TOKENS)
         if restored:
             self.timing.reused_tokens = len(self.tokens)
             self.timing.reused_generated = self.pieces.n_generated(len(self.tokens))
         return len(self.tokens)
 
     def _go_back(self, length: int) -> None:
-        """Keep at most `length` tokens, a multiple of a page: the most that every layer can go back to."""
+        """Keep at most `length` tokens: that many, or the pages before them that every layer can go back to."""
         while length and not all(can_go_back(cache, length) for cache in self.cache):
-            length -= PAGE_TOKENS
+            length = (length - 1) // PAGE_TOKENS * PAGE_TOKENS
         if length:
             for cache in self.cache:
                 cache.trim(len(self.tokens) - length)

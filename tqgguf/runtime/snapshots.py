@@ -52,9 +52,8 @@ def capture_layers(caches: Sequence[Any]) -> tuple[LayerSnapshot, ...]:
 def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
     """Make new caches of the same types and settings hold what a snapshot holds, several layers side by side.
 
-    Rows of the last, unfilled page that came in blocks become its f16 tail, and those before the first whole page of a
-    window are left out. RequestError: a layer is missing or is of other settings (types, RoPE, window) than its cache.
-    FormatError: values that cannot be.
+    Rows of the last, unfilled page that came in blocks become its f16 tail. RequestError: a layer is missing or is of
+    other settings (types, RoPE, window) than its cache. FormatError: values that cannot be.
     """
     ours = {cache.layer: cache for cache in caches if isinstance(cache, BlockKVCache)}
     held = {layer.layer: layer for layer in snapshot.layers}
@@ -87,18 +86,21 @@ def settings_of(layer: LayerSnapshot) -> LayerSettings:
 
 @dataclass(frozen=True)
 class PlaneRows:
-    """The pages of a BlockSide as rows uint8 [tokens, n_kv_heads, row_bytes], permuted while they are read."""
+    """The pages of a BlockSide as rows uint8 [tokens, n_kv_heads, row_bytes], permuted while they are read; without the
+    first `skipped` rows.
+    """
 
     codec: Codec
     codes: NDArray[np.uint8]
     scales: NDArray[np.float16]
+    skipped: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.codes.shape[0] * PAGE_TOKENS, self.codes.shape[1], self.codec.row_bytes
+        return self.codes.shape[0] * PAGE_TOKENS - self.skipped, self.codes.shape[1], self.codec.row_bytes
 
     def __getitem__(self, tokens: slice, /) -> NDArray[np.uint8]:
-        start, stop, _ = tokens.indices(self.shape[0])
+        start, stop, _ = (n + self.skipped for n in tokens.indices(self.shape[0]))
         first, last = start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)
         rows = pages_to_rows(self.codec, self.codes[first:last], self.scales[first:last])
         return rows[start - first * PAGE_TOKENS : stop - first * PAGE_TOKENS]
@@ -107,12 +109,13 @@ class PlaneRows:
 def _capture(cache: BlockKVCache) -> LayerSnapshot:
     assert cache.sides is not None
     types = cache.settings.types
-    k, v = (_captured(side, name) for name, side in zip(SIDES, cache.sides, strict=True))
+    start = max(cache.start, cache.valid_from)
+    k, v = (_captured(side, name, start - cache.start) for name, side in zip(SIDES, cache.sides, strict=True))
     return LayerSnapshot(
         layer=cache.layer,
         k=k,
         v=v,
-        start=cache.start,
+        start=start,
         window=cache.window,
         balance=types.balance,
         n_prefix=types.n_prefix,
@@ -121,24 +124,26 @@ def _capture(cache: BlockKVCache) -> LayerSnapshot:
     )
 
 
-def _captured(side: BlockSide | FloatSide, name: Side) -> SideSnapshot:
+def _captured(side: BlockSide | FloatSide, name: Side, skipped: int) -> SideSnapshot:
+    """A side without its first `skipped` rows, which belong to no token."""
     codec = side.codec
     stored = StoredCodec.native(codec.cache_type, codec.head_dim, name)
     n_heads = side.n_heads or 0
     if isinstance(side, FloatSide):
         (rows,) = side.arrays()
         assert rows is not None
-        return SideSnapshot(stored, _as_numpy(rows).view(np.uint8).reshape(rows.shape[0], n_heads, codec.row_bytes))
+        values = _as_numpy(rows).view(np.uint8).reshape(rows.shape[0], n_heads, codec.row_bytes)
+        return SideSnapshot(stored, values[skipped:])
     codes, scales = side.codes.read(), side.scales.read()
     rows_held: Any = np.empty((0, n_heads, codec.row_bytes), np.uint8)
     if codes is not None and scales is not None and len(codes):
-        rows_held = PlaneRows(codec, _as_numpy(codes), _as_numpy(scales))
+        rows_held = PlaneRows(codec, _as_numpy(codes), _as_numpy(scales), skipped)
     scale = side.scale
     squares = None if scale is None or scale.value is not None else scale.query_squares
     return SideSnapshot(
         stored,
         rows_held,
-        tail=_token_major(side.tail),
+        tail=_token_major(side.tail if rows_held.shape[0] or side.tail is None else side.tail[:, skipped:]),
         prefix=_token_major(side.prefix),
         page_means=None if side.means is None or not side.means.length else _as_numpy(side.means.read()),
         channel_scale=None if scale is None or scale.value is None else _as_numpy(scale.value),
@@ -147,13 +152,15 @@ def _captured(side: BlockSide | FloatSide, name: Side) -> SideSnapshot:
 
 
 class _Planes:
-    """New planes for the whole pages of a side, from the first page edge on: first made, then filled."""
+    """New planes for the whole pages of a side: first made, then filled. `padding`: rows of the first page before the
+    side's own, which nobody reads.
+    """
 
     def __init__(self, side: SideSnapshot, start: int) -> None:
         self.side, self.codec = side, side.codec.codec
-        self.skipped = -start % PAGE_TOKENS
+        self.padding = start % PAGE_TOKENS
         self.arrays: list[mx.array] = []
-        self.n_pages = 0 if self.codec.is_float else max(side.rows.shape[0] - self.skipped, 0) // PAGE_TOKENS
+        self.n_pages = 0 if self.codec.is_float else (self.padding + side.rows.shape[0]) // PAGE_TOKENS
         if self.n_pages:
             lead = (self.n_pages, side.rows.shape[1], PAGE_TOKENS)
             self.arrays = [
@@ -161,48 +168,55 @@ class _Planes:
                 mx.zeros((*lead, self.codec.n_blocks * self.codec.n_scales), dtype=mx.float16),
             ]
 
+    def rows(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows counted from the beginning of the first page."""
+        own = self.side.rows[max(start - self.padding, 0) : stop - self.padding]
+        missing = min(self.padding, stop) - start
+        if missing <= 0:
+            return own
+        zeros = self.codec.encode(np.zeros((missing, own.shape[1], self.codec.head_dim), np.float32))
+        return np.concatenate([zeros, own])
+
     def fill(self) -> Iterator[tuple[Any, ...]]:
         """Calls that write the pages into the evaluated planes, in place; they do not disturb each other."""
         codes, scales = (np.asarray(array) for array in self.arrays) if self.arrays else (None, None)
         for first in range(0, self.n_pages, PAGES_AT_A_TIME):
             last = min(first + PAGES_AT_A_TIME, self.n_pages)
-            rows = self.side.rows[self.skipped + first * PAGE_TOKENS : self.skipped + last * PAGE_TOKENS]
             assert codes is not None and scales is not None
+            rows = self.rows(first * PAGE_TOKENS, last * PAGE_TOKENS)
             yield rows_to_pages, self.codec, rows, codes[first:last], scales[first:last]
+
+    def tail(self) -> NDArray[np.float16] | None:
+        """The rows of the unfilled page: as they are, or decoded where they came in blocks."""
+        start, stop = self.n_pages * PAGE_TOKENS, self.padding + self.side.rows.shape[0]
+        if start >= stop:
+            return self.side.tail
+        return self.side.codec.decode(self.rows(start, stop)).astype(np.float16)
 
 
 def _restore(layer: LayerSnapshot, cache: BlockKVCache, k: _Planes, v: _Planes) -> None:
-    first_page = -(-layer.start // PAGE_TOKENS)
     offset = layer.start + layer.k.n_tokens
     dims = [layer.side(side).codec.head_dim for side in SIDES]
     given = mx.array(layer.k.channel_scale) if layer.scale_is_given and layer.k.channel_scale is not None else None
     sides = [_arrays(k, balance=layer.balance), _arrays(v, balance="off")]
-    cache.state = (*cache.settings.scalars(), offset, first_page, given, *dims, *sides)
+    cache.state = (*cache.settings.scalars(), offset, layer.start // PAGE_TOKENS, given, *dims, *sides)
+    cache.valid_from = layer.start if k.padding else 0
 
 
 def _arrays(planes: _Planes, balance: str) -> list[mx.array | None]:
     """A side's arrays as `BlockSide.restore` and `FloatSide.restore` take them."""
     side = planes.side
     if planes.codec.is_float:
-        rows = np.ascontiguousarray(side.rows[planes.skipped : side.rows.shape[0]])
+        rows = np.ascontiguousarray(planes.rows(0, planes.padding + side.rows.shape[0]))
         cache_type = planes.codec.cache_type
         return [mx.array(rows.view(_BITS[cache_type])).view(FLOAT_DTYPES[cache_type])]
     codes, scales = planes.arrays or (None, None)
-    tail = _tail(side, planes.skipped + planes.n_pages * PAGE_TOKENS)
-    arrays = [codes, scales, _head_major(side.prefix), _head_major(tail)]
+    arrays = [codes, scales, _head_major(side.prefix), _head_major(planes.tail())]
     if balance != "off":
         arrays.append(_as_mlx(side.page_means))
     if balance == "full":
         arrays += [_as_mlx(side.channel_scale), _as_mlx(side.query_squares)]
     return arrays
-
-
-def _tail(side: SideSnapshot, n_in_pages: int) -> NDArray[np.float16] | None:
-    """The rows of the unfilled page: as they are, or decoded where they came in blocks."""
-    n_rows = side.rows.shape[0]
-    if n_rows <= n_in_pages:
-        return side.tail
-    return side.codec.decode(side.rows[n_in_pages:n_rows]).astype(np.float16)
 
 
 def _as_numpy(array: mx.array | None) -> NDArray[Any]:
