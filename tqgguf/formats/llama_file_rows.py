@@ -55,16 +55,15 @@ class FileRows:
     def __getitem__(self, tokens: slice, /) -> NDArray[np.uint8]:
         start, stop, _ = tokens.indices(self.shape[0])
         cells = slice(start, stop) if self.order is None else self.order[start:stop]
-        rows = np.ascontiguousarray(self._cells(cells)).reshape(stop - start, self.n_kv_heads, -1)
+        rows = np.ascontiguousarray(self._cells(cells)).view(np.uint8).reshape(stop - start, self.n_kv_heads, -1)
         return rows if self.form is None else to_canonical(self.cache_type, self.form, rows)
 
-    def _cells(self, cells: slice | NDArray[np.intp]) -> NDArray[np.uint8]:
-        """uint8 [cells, row_bytes]; of transposed values [cells, channels, element_bytes]."""
+    def _cells(self, cells: slice | NDArray[np.intp]) -> NDArray[np.uint8] | NDArray[np.void]:
+        """uint8 [cells, row_bytes]; of transposed values elements [cells, channels]."""
         data = self.layer.data[0 : self.layer.data.shape[0]]
         if not self.layer.is_transposed:
             return data[cells]
-        columns = data.reshape(len(data), self.n_cells, self.layer.element_bytes)
-        return columns[:, cells].swapaxes(0, 1)
+        return data.view(f"V{self.layer.element_bytes}")[:, cells].T
 
     def check(self) -> None:
         """FormatError: blocks that the canonical layout cannot hold."""

@@ -68,9 +68,10 @@ class CellColumns:
     @cached_property
     def _columns(self) -> NDArray[np.uint8]:
         n_cells, row_bytes = self.cells.shape
-        columns = np.empty((self.shape[0], n_cells, self.element_bytes), np.uint8)
+        element = f"V{self.element_bytes}"  # numpy copies elements whole, not byte by byte
+        columns = np.empty((self.shape[0], n_cells), element)
         step = max(1, SLICE_BYTES // max(1, row_bytes))
         for start in range(0, n_cells, step):
             part = self.cells[start : start + step]
-            columns[:, start : start + len(part)] = part.reshape(len(part), -1, self.element_bytes).swapaxes(0, 1)
-        return columns.reshape(self.shape)
+            columns[:, start : start + len(part)] = np.ascontiguousarray(part).view(element).T
+        return columns.view(np.uint8)
