@@ -168,7 +168,8 @@ def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[tu
         yield "rope", f"expected RoPE over at most the {codec.head_dim} channels of a head, found {layer.rope.dims}"
     end = start + held.rows.shape[0]
     if held.tail is not None and (codec.is_float or end % PAGE_TOKENS or len(held.tail) >= PAGE_TOKENS):
-        yield "tail", f"expected a tail shorter than a page behind whole pages, found {len(held.tail)} tokens after {end}"
+        found = f"{len(held.tail)} tokens after token {end}"
+        yield "tail", f"expected a tail shorter than a page behind whole pages, found {found}"
     if end % PAGE_TOKENS and not codec.is_float and (layer.n_prefix or (side == "k" and layer.balance != "off")):
         yield "rows", f"expected rows of whole pages beside a balance or an exact prefix, found them up to token {end}"
     for name, (shape, dtype) in _expected_parts(layer, side, n_cells).items():
