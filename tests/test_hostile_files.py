@@ -129,6 +129,12 @@ def test_files_that_the_fuzzers_found_interesting_are_answered(path: Path, scrat
     feed(scratch, path.read_bytes())
 
 
+def test_the_corpus_is_there_and_small() -> None:
+    sizes = [path.stat().st_size for path in CORPUS.glob("*.bin")]
+    assert 100 <= len(sizes) <= 500
+    assert sum(sizes) < 300_000
+
+
 VALIDATES_ALL = """
 import contextlib, resource, sys
 from pathlib import Path

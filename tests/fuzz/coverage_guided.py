@@ -25,7 +25,7 @@ SUFFIX = "file"
 def main(argv: list[str]) -> None:
     work = Path(argv[1])
     work.mkdir(parents=True, exist_ok=True)
-    if not any(work.iterdir()):
+    if not any(work.iterdir()) and "-merge=1" not in argv:
         from seeds import all_seeds
 
         for i, data in enumerate(all_seeds().values()):
@@ -38,7 +38,8 @@ def main(argv: list[str]) -> None:
             path.write_bytes(data)
             readers.examine(path)
 
-        atheris.Setup([argv[0], str(work), *argv[2:]], one)
+        itself = f"{sys.executable} {argv[0]}"  # -merge=1 runs this again, by a shell
+        atheris.Setup([itself, str(work), *argv[2:]], one)
         atheris.Fuzz()
 
 
