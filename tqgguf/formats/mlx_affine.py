@@ -37,8 +37,9 @@ def dequantise(
     """Words uint32 [..., n], scales and biases float32 [..., groups] to values float32 [..., n * 32 / bits]."""
     codes = unpack_codes(words, bits)
     grouped = codes.reshape(*scales.shape, -1).astype(np.float32)
-    grouped *= scales[..., None]
-    grouped += biases[..., None]
+    with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are refused where they are encoded
+        grouped *= scales[..., None]
+        grouped += biases[..., None]
     return grouped.reshape(codes.shape)
 
 
