@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 
 from amplifiers import amplifiers
+from documents import documents
 from fields import VALUES, Field, gguf_fields, safetensors_variants, with_value
 from readers import examine, in_memory_folder
 from seeds import sound
@@ -99,6 +100,12 @@ def test_fields_may_have_any_values_together(scratch: Path, data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged = with_value(damaged, data.draw(st.sampled_from(fields()[name])), data.draw(st.sampled_from(VALUES)))
     feed(scratch, damaged)
+
+
+@hostile
+@given(documents())
+def test_documents_may_hold_anything(scratch: Path, document: bytes) -> None:
+    feed(scratch, document)
 
 
 @hostile
