@@ -28,7 +28,7 @@ from tqgguf.formats.finding import MAX_PER_RULE
 from tqgguf.formats.rules import RULES
 
 CORPUS = Path(__file__).parent / "corpus"
-EXAMPLES = int(os.environ.get("TQGGUF_FUZZ_EXAMPLES", "1000"))
+EXAMPLES = int(os.environ.get("TQGGUF_FUZZ_EXAMPLES", "600"))
 MEGABYTE = 1 << 20
 MAX_MEMORY = 100 * MEGABYTE
 

@@ -63,7 +63,8 @@ def numbers(type_id: int) -> st.SearchStrategy[Any]:
         return st.integers(0, 255)
     signed, bits = BITS[type_id]
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    return st.integers(low, high) | st.sampled_from([n for n in (0, 1, 2, 8, 32, 64) if low <= n <= high])
+    small = [n for n in (0, 1, 2, 8, 32, 64) if n <= high]
+    return st.integers(low, high) | st.sampled_from(small)
 
 
 def _nested(depth: int) -> Any:
@@ -72,7 +73,7 @@ def _nested(depth: int) -> Any:
 
 scalar_types = st.sampled_from((*BITS, F32, F64, BOOL))
 scalars = scalar_types.flatmap(lambda kind: numbers(kind).map(lambda value: Typed(kind, value)))
-arrays = scalar_types.flatmap(lambda kind: st.lists(numbers(kind), max_size=5).map(lambda each: Typed(kind, each)))
+arrays = scalar_types.flatmap(lambda kind: st.lists(numbers(kind), max_size=5).map(lambda x: Typed(kind, x)))
 text_arrays = st.lists(texts, max_size=4).map(lambda values: Typed(STRING, values))
 nested = st.integers(1, 6).map(_nested) | st.just([[1, 2], [], [3]])
 payloads = st.builds(Payload, st.integers(0, 14), st.binary(max_size=20))
