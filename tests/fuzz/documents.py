@@ -47,8 +47,8 @@ TEXTS = (
     b"\xff\xfe",
 )
 NAMES = (
-    "token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.1.ffn_down.weight", "tokens",
-    "checksums", "blk.0.attn_k.rows", "blk.0.attn_k.channel_scale", "blk.999999999.x", "n" * 64, "", b"\xff",
+    "token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.1.ffn_down.weight",
+    "tokens", "checksums", "blk.0.attn_k.rows", "blk.0.attn_k.channel_scale", "blk.999999999.x", "n" * 64, "", b"\xff",
 )  # fmt: skip
 BITS = {U8: (0, 8), I8: (1, 8), U16: (0, 16), I16: (1, 16), U32: (0, 32), I32: (1, 32), U64: (0, 64), I64: (1, 64)}
 
