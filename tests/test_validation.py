@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_builder import BOOL, STRING, U64, Tensor, Typed, build_gguf, quantised, tensor_of, write_split
-from snapshots import carrier_bytes
+from snapshots import carrier_bytes, make_snapshot
 from test_gguf_defects import DAMAGED, array, entry, header, text, u32, u64
 from test_snapshot_defects import SMALL
 from tiny_models import ORACLE_CASES, TinyModel, model_metadata, model_tensors, tiny_gguf
@@ -254,6 +254,8 @@ def test_a_file_belongs_to_the_model_that_it_was_made_with(tmp_path: Path) -> No
     path = tmp_path / "c.gguf"
     path.write_bytes(calibration(tmp_path, identity.fingerprint))
     assert tqgguf.validate(path, identity) == tqgguf.validate(path, tmp_path / "model.gguf") == []
+    path.write_bytes(carrier_bytes(make_snapshot(3, fingerprint=identity.fingerprint)))
+    assert tqgguf.validate(path, identity) == []
     assert tqgguf.validate(tmp_path / "model.gguf", identity) == []
 
 
