@@ -13,6 +13,7 @@ from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.cache import EXAMPLES as CACHE_EXAMPLES
 from tqgguf.cli.calibrate import EXAMPLES as CALIBRATE_EXAMPLES
+from tqgguf.cli.convert import EXAMPLES as CONVERT_EXAMPLES
 from tqgguf.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
 from tqgguf.cli.inspect import EXAMPLES as INSPECT_EXAMPLES
@@ -26,14 +27,20 @@ EXAMPLES = {
     "calibrate": CALIBRATE_EXAMPLES,
     "doctor": DOCTOR_EXAMPLES,
     "validate": VALIDATE_EXAMPLES,
+    "convert": CONVERT_EXAMPLES,
     "inspect": INSPECT_EXAMPLES,
     "selftest": SELFTEST_EXAMPLES,
     "cache": CACHE_EXAMPLES,
 }
+# examples that stand on those before them
+EARLIER = {
+    "cache": CACHE_EXAMPLES,
+    "convert": ("tqgguf cache save book.kv.gguf -m model.gguf -f book.txt", *CONVERT_EXAMPLES),
+}
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
     "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
-    "validate": "1 file: 1 sound", "inspect": "", "cache": "K", "selftest": "all right",
+    "validate": "1 file: 1 sound", "inspect": "", "cache": "K", "convert": " layers, ", "selftest": "all right",
 }  # fmt: skip
 
 
@@ -60,8 +67,9 @@ def test_an_example_works(verb: str, example: str, tmp_path: Path) -> None:
     (tmp_path / "question.txt").write_text("What is this?\n")
     for name in ("text.txt", "book.txt"):
         (tmp_path / name).write_text("What is this? " * 500)
-    for earlier in CACHE_EXAMPLES[: CACHE_EXAMPLES.index(example)] if verb == "cache" else ():
-        tqgguf(tmp_path, *shlex.split(earlier)[1:])
+    before = EARLIER.get(verb, (example,))
+    for earlier in before[: before.index(example)]:
+        tqgguf(tmp_path, *shlex.split(earlier, comments=True)[1:])
     program, *argv = shlex.split(example, comments=True)
     assert program == "tqgguf"
     done = tqgguf(tmp_path, *argv)

@@ -79,6 +79,17 @@ def test_a_forks_rows_become_our_own(tmp_path: Path) -> None:
     assert error(values(made, "k"), fork.decode(fork.encode(x))) < 0.04
 
 
+def test_a_window_that_begins_in_the_unfilled_page_stays_rows(tmp_path: Path) -> None:
+    layer = make_layer(0, 250, "f16", "f16", start=151, window=100)
+    made = written(recode_snapshot(make_snapshot(250, layer), "q8_0", "turbo3"), tmp_path / "s")
+    assert (made.k.rows.shape[0], made.k.tail) == (99, None)
+    assert error(values(made, "v"), values(layer, "v")) < 0.04
+
+
+def test_recoded_blocks_do_not_pass_for_an_evaluated_prompt() -> None:
+    assert recode_snapshot(make_snapshot(300, make_layer(0, 300, "f16", "f16")), "q8_0").prompt_ranges == ()
+
+
 def test_what_is_as_wanted_is_the_same_object() -> None:
     snapshot = make_snapshot(300)
     assert recode_snapshot(snapshot, "turbo4", "turbo3") is snapshot

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from tqgguf.cli.cache import CacheGroup, cache_app
 from tqgguf.cli.calibrate import CalibrateCommand, calibrate
+from tqgguf.cli.convert import ConvertCommand, convert
 from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
 from tqgguf.cli.inspect import InspectCommand, inspect
@@ -80,6 +81,12 @@ app.command(
     context_settings=HELP_NAMES,
     short_help="Find out whether files are sound, and if not, why and where.",
 )(validate)
+app.command(
+    "convert",
+    cls=ConvertCommand,
+    context_settings=HELP_NAMES,
+    short_help="Convert prompt caches between tqgguf, llama.cpp and mlx-lm.",
+)(convert)
 app.command("inspect", cls=InspectCommand, context_settings=HELP_NAMES, short_help="Tell what a file holds.")(inspect)
 
 app.command(

@@ -1,7 +1,7 @@
 """The carriers of snapshots in one table: which file formats hold a prompt cache, and how each is read and written.
 
-What a file is, is told by its content (`file_kind`). What a foreign file cannot tell is in `ImportOptions`, with
-defaults; the model's sizes are in its outline.
+What a file is, is told by its content (`file_kind`). What a foreign file cannot tell is in `Foreign`, with defaults;
+the model's sizes are in its outline.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.file_kind import HEAD_BYTES, FileKind, kind_by_head
 from tqgguf.formats.llama_export import ExportOptions, export_llama_state
 from tqgguf.formats.llama_format import Kind
-from tqgguf.formats.llama_import import ImportOptions, import_llama_state
+from tqgguf.formats.llama_import import ImportOptions, import_llama_state, outline_of_state
 from tqgguf.formats.llama_reader import open_llama_state
 from tqgguf.formats.llama_write import write_llama_state
+from tqgguf.formats.mlx_cache import read_mlx_cache
+from tqgguf.formats.mlx_export import MlxExportOptions, write_mlx_cache
+from tqgguf.formats.mlx_import import MlxImportOptions, import_mlx_cache, outline_of_mlx_cache
 from tqgguf.formats.model_outline import ModelOutline
+from tqgguf.formats.recode import recode_snapshot
+from tqgguf.formats.safetensors import open_safetensors
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.formats.snapshot_write import write_snapshot
@@ -26,10 +31,28 @@ from tqgguf.formats.snapshot_write import write_snapshot
 
 @dataclass(frozen=True)
 class Foreign:
-    """What is to be assumed of a foreign file: its model (None: unknown), and how its rows are coded."""
+    """What is to be assumed of a foreign file: its model (None: unknown; head_dim then helps, 0 is unknown), and what
+    it cannot tell of its rows.
+    """
 
     model: ModelOutline | None = None
-    options: ImportOptions = field(default_factory=ImportOptions)
+    head_dim: int = 0
+    llama: ImportOptions = field(default_factory=ImportOptions)
+    mlx: MlxImportOptions = field(default_factory=MlxImportOptions)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked of a file that is written. type_k, type_v: of layers, as -ctk and -ctv take them (None: as they
+    are). requantise: quantise again what has to be. llama, mlx: what only these carriers have; their types and
+    requantise are set from here.
+    """
+
+    type_k: str | None = None
+    type_v: str | None = None
+    requantise: bool = False
+    llama: ExportOptions = field(default_factory=ExportOptions)
+    mlx: MlxExportOptions = field(default_factory=MlxExportOptions)
 
 
 class Carrier(NamedTuple):
@@ -37,7 +60,7 @@ class Carrier(NamedTuple):
 
     name: str
     open: Callable[[str, Foreign], Snapshot]
-    write: Callable[[str, Snapshot, ExportOptions], None]
+    write: Callable[[str, Snapshot, Target], None]
 
 
 def open_carrier(path: str | os.PathLike[str], foreign: Foreign = Foreign()) -> Snapshot:
@@ -53,14 +76,14 @@ def open_carrier(path: str | os.PathLike[str], foreign: Foreign = Foreign()) -> 
 
 
 def write_carrier(
-    path: str | os.PathLike[str], snapshot: Snapshot, kind: FileKind, options: ExportOptions | None = None
+    path: str | os.PathLike[str], snapshot: Snapshot, kind: FileKind, target: Target | None = None
 ) -> None:
     """Write a snapshot as a file of a kind in `CARRIERS`, or replace one.
 
     RequestError: the kind cannot hold it, or rows would have to be quantised again and that was not asked for;
     TqggufError: the file cannot be written; what it held before is then untouched.
     """
-    CARRIERS[kind].write(os.fspath(path), snapshot, options or ExportOptions())
+    CARRIERS[kind].write(os.fspath(path), snapshot, target or Target())
 
 
 def carrier_kind(path: str) -> FileKind:
@@ -74,22 +97,47 @@ def carrier_kind(path: str) -> FileKind:
 
 
 def _open_llama(path: str, foreign: Foreign) -> Snapshot:
-    if foreign.model is None:
-        raise RequestError(f"{path}: a llama.cpp file does not say its model's head sizes; name the model (-m)")
-    return import_llama_state(open_llama_state(path), foreign.model, foreign.options)
+    state = open_llama_state(path)
+    if foreign.model is None and not foreign.head_dim:
+        raise RequestError(
+            f"{path}: a llama.cpp file does not say its model's head sizes: name the model with -m, or --head-dim"
+        )
+    model = foreign.model or outline_of_state(state, foreign.llama, foreign.head_dim)
+    return import_llama_state(state, model, foreign.llama)
 
 
-def _write_llama(kind: Kind) -> Callable[[str, Snapshot, ExportOptions], None]:
-    def write(path: str, snapshot: Snapshot, options: ExportOptions) -> None:
-        write_llama_state(path, export_llama_state(snapshot, replace(options, kind=kind)))
+def _open_mlx(path: str, foreign: Foreign) -> Snapshot:
+    cache = read_mlx_cache(open_safetensors(path))
+    return import_mlx_cache(cache, foreign.model or outline_of_mlx_cache(cache), foreign.mlx)
+
+
+def _write_own(path: str, snapshot: Snapshot, target: Target) -> None:
+    """Rows of a foreign codec stay what they are, unless they are asked for in another one."""
+    if target.type_k is not None or target.type_v is not None or target.requantise:
+        snapshot = recode_snapshot(snapshot, target.type_k, target.type_v, requantise=target.requantise)
+    write_snapshot(path, snapshot)
+
+
+def _write_llama(kind: Kind) -> Callable[[str, Snapshot, Target], None]:
+    def write(path: str, snapshot: Snapshot, target: Target) -> None:
+        options = replace(
+            target.llama, kind=kind, type_k=target.type_k, type_v=target.type_v, requantise=target.requantise
+        )
+        write_llama_state(path, export_llama_state(snapshot, options))
 
     return write
 
 
+def _write_mlx(path: str, snapshot: Snapshot, target: Target) -> None:
+    if target.type_k != target.type_v:
+        raise RequestError(f"mlx-lm's caches have one type for K and V, found {target.type_k} and {target.type_v}")
+    options = replace(target.mlx, cache_type=target.type_k, requantise=target.requantise)
+    write_mlx_cache(path, snapshot, options)
+
+
 CARRIERS: dict[FileKind, Carrier] = {
-    FileKind.SNAPSHOT: Carrier(
-        "our GGUF", lambda path, _: open_snapshot(path), lambda path, snapshot, _: write_snapshot(path, snapshot)
-    ),
+    FileKind.SNAPSHOT: Carrier("our GGUF", lambda path, _: open_snapshot(path), _write_own),
     FileKind.SESSION: Carrier("llama.cpp session", _open_llama, _write_llama("session")),
     FileKind.SEQUENCE: Carrier("llama.cpp sequence", _open_llama, _write_llama("sequence")),
+    FileKind.SAFETENSORS: Carrier("mlx-lm prompt cache", _open_mlx, _write_mlx),
 }

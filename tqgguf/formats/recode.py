@@ -53,8 +53,10 @@ def recode_snapshot(
         else:
             floats = layer.k.codec.is_float or k.codec.is_float
             layers.append(replace(layer, k=k, v=v, balance="off" if floats else layer.balance))
-    changed = any(new is not old for new, old in zip(layers, snapshot.layers, strict=True))
-    return replace(snapshot, layers=tuple(layers), origin={}) if changed else snapshot
+    if all(new is old for new, old in zip(layers, snapshot.layers, strict=True)):
+        return snapshot
+    # other blocks are no more what evaluating a prompt gives, so no run may take them for that
+    return replace(snapshot, layers=tuple(layers), prompt_ranges=(), origin={})
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +110,8 @@ def _recode(layer: LayerSnapshot, side: Side, held: SideSnapshot, codec: StoredC
     exact = RecodedRows(held, StoredCodec.native("f16", codec.head_dim, side), layer.start)
     n_prefix = min(layer.n_prefix, n_tokens) if layer.start == 0 else 0
     rows = RecodedRows(held, codec, layer.start)
+    if (layer.start + n_rows) % PAGE_TOKENS:  # a window that begins in the unfilled page: a tail stands behind an edge
+        return SideSnapshot(codec, rows)
     zero = codec.encode(np.zeros((1, codec.head_dim), np.float32))[0]
     return SideSnapshot(
         codec,

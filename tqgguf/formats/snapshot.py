@@ -170,7 +170,8 @@ def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[tu
     if held.tail is not None and (codec.is_float or end % PAGE_TOKENS or len(held.tail) >= PAGE_TOKENS):
         found = f"{len(held.tail)} tokens after token {end}"
         yield "tail", f"expected a tail shorter than a page behind whole pages, found {found}"
-    if end % PAGE_TOKENS and not codec.is_float and (layer.n_prefix or (side == "k" and layer.balance != "off")):
+    balanced = side == "k" and layer.balance != "off"
+    if end % PAGE_TOKENS and not codec.is_float and (balanced or (layer.n_prefix and not start)):
         yield "rows", f"expected rows of whole pages beside a balance or an exact prefix, found them up to token {end}"
     for name, (shape, dtype) in _expected_parts(layer, side, n_cells).items():
         array = getattr(held, name)

@@ -27,11 +27,18 @@ _PART_NAMES = {
 
 
 def check_model(
-    path: str, snapshot: Snapshot, architecture: str, fingerprint: Fingerprint, shapes: Sequence[LayerShape]
+    path: str,
+    snapshot: Snapshot,
+    architecture: str,
+    fingerprint: Fingerprint,
+    shapes: Sequence[LayerShape],
+    *,
+    native: bool = True,
 ) -> None:
     """RequestError unless the snapshot is this model's, of which `shapes` are the layers that have keys and values.
 
-    A snapshot without a fingerprint (an import) is held against architecture and shapes alone.
+    A snapshot without a fingerprint (an import) is held against architecture and shapes alone. native: its rows must be
+    coded as caches here hold them.
     """
     if snapshot.fingerprint is not None:
         differing = snapshot.fingerprint.differences(fingerprint)
@@ -51,6 +58,8 @@ def check_model(
         raise RequestError(f"{path}: layers: expected {len(shapes)} as the model has, found {len(snapshot.layers)}")
     for layer, shape in zip(snapshot.layers, shapes, strict=True):
         _check_layer(path, layer, shape)
+        if native:
+            _check_codecs(path, layer)
 
 
 def _check_layer(path: str, layer: LayerSnapshot, shape: LayerShape) -> None:
@@ -64,6 +73,9 @@ def _check_layer(path: str, layer: LayerSnapshot, shape: LayerShape) -> None:
     for name, expected, found in fields:
         if expected != found:
             raise RequestError(f"{where}: {name}: expected {expected} as the model has, found {found}")
+
+
+def _check_codecs(path: str, layer: LayerSnapshot) -> None:
     for side in SIDES:
         codec = layer.side(side).codec
         if not codec.is_native(side):
@@ -71,8 +83,8 @@ def _check_layer(path: str, layer: LayerSnapshot, shape: LayerShape) -> None:
             form += [f"padded to {codec.stored_dim} values"] if codec.stored_dim != codec.head_dim else []
             form += [f"codebook generation {codec.generation}"] if codec.generation else []
             raise RequestError(
-                f"{where}, {side.upper()}: {codec.cache_type} as another engine codes it ({', '.join(form)}), which a "
-                "cache here cannot hold; re-encode it with `tqgguf convert --requantise`"
+                f"{path}: layer {layer.layer}, {side.upper()}: {codec.cache_type} as another engine codes it "
+                f"({', '.join(form)}), which a cache here cannot hold; re-encode it with `tqgguf convert --requantise`"
             )
 
 

@@ -1,0 +1,125 @@
+"""`tqgguf convert`: its options, as typer shows and parses them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from tqgguf.cli import options
+from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option
+
+FOREIGN = "What foreign files do not say"
+TARGET = "What is written"
+
+EXAMPLES = (
+    "tqgguf convert book.kv.gguf book.session -m model.gguf    # for llama.cpp's --prompt-cache",
+    "tqgguf convert book.session book.kv.gguf -m model.gguf",
+    "tqgguf convert book.kv.gguf book.safetensors    # for mlx_lm.generate --prompt-cache-file",
+)
+
+To = Literal["gguf", "session", "sequence", "mlx-lm"]
+Switch = Literal["on", "off"]
+
+
+class ConvertCommand(ExamplesCommand):
+    """A typer command that takes two files."""
+
+    examples = EXAMPLES
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", hidden=True)],
+    target: Annotated[str, typer.Argument(metavar="DST", hidden=True)],
+    to: Annotated[
+        To | None,
+        option(
+            TARGET,
+            "Format of DST. Default: by its name (.gguf; .session, .promptcache; .seq, .slot; .safetensors).",
+            "--to",
+            metavar="[gguf|session|sequence|mlx-lm]",
+        ),
+    ] = None,
+    type_k: Annotated[
+        str | None,
+        option(TARGET, "Type of K, as run takes it. Default: as it is.", "-ctk", "--cache-type-k", metavar="TYPE"),
+    ] = None,
+    type_v: Annotated[
+        str | None, option(TARGET, "Type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
+    ] = None,
+    requantise: Annotated[
+        bool, option(TARGET, "Quantise again what is quantised already, where that is needed.", "--requantise")
+    ] = False,
+    v_trans: Annotated[
+        bool | None,
+        option(TARGET, "Values transposed, for llama.cpp without flash attention.", "--v-trans/--no-v-trans"),
+    ] = None,
+    bits: Annotated[int, option(TARGET, "Quantise for mlx-lm with so many bits; 0: not.", "--kv-bits")] = 0,
+    group_size: Annotated[int, option(TARGET, "Values of a group of it.", "--kv-group-size")] = 64,
+    profile: Annotated[
+        str | None,
+        option(
+            FOREIGN,
+            "Whose llama.cpp wrote SRC, or is to read DST: mainline, thetom-2026-05. Default: what SRC says, else "
+            "mainline.",
+            "--profile",
+            metavar="NAME",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(
+            FOREIGN, "The model's GGUF: head sizes, RoPE, and what it is known by.", "-m", "--model", metavar="PATH"
+        ),
+    ] = None,
+    head_dim: Annotated[int, option(FOREIGN, "Values of a head, without the model.", "--head-dim")] = 0,
+    rotation: Annotated[
+        Switch | None,
+        option(
+            FOREIGN,
+            "Whether quantised ggml types are rotated in the llama.cpp file. Default: as the profile has it.",
+            "--kv-rotation",
+            metavar="[on|off]",
+        ),
+    ] = None,
+    generation: Annotated[
+        int | None,
+        option(FOREIGN, "Codebooks of turbo types in the llama.cpp file: 2 or 3.", "--codebook-generation"),
+    ] = None,
+    sequence: Annotated[
+        int | None, option(FOREIGN, "Which sequence of a llama.cpp session of several.", "--sequence-id")
+    ] = None,
+    json_output: Annotated[bool, option(OUTPUT, "Print one JSON object.", "--json")] = False,
+    debug: options.Debug = False,
+    version: options.Version = False,
+) -> None:
+    """Convert a prompt cache SRC into another format or other types: our GGUF, llama.cpp's session and sequence files,
+    mlx-lm's safetensors.
+
+    Blocks are copied where both formats have them; quantising twice has to be asked for. Without -m a llama.cpp file
+    needs --head-dim, and what is written says of no model that it belongs to it.
+    """
+    from tqgguf.cli import convert_command  # lazily: --help need not wait for numpy
+
+    raise typer.Exit(
+        convert_command.convert(
+            convert_command.ConvertRequest(
+                source=source,
+                target=target,
+                to=to,
+                type_k=type_k,
+                type_v=type_v,
+                requantise=requantise,
+                v_trans=v_trans,
+                bits=bits,
+                group_size=group_size,
+                profile=profile,
+                model=model,
+                head_dim=head_dim,
+                rotated=None if rotation is None else rotation == "on",
+                generation=generation,
+                sequence=sequence,
+                json_output=json_output,
+            )
+        )
+    )
