@@ -148,13 +148,20 @@ from pathlib import Path
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.inspection import inspect
 from tqgguf.formats.validation import validate
-unit = 1 if sys.platform == "darwin" else 1024
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+def peak():
+    # on Linux ru_maxrss is the parent's to begin with
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+before = peak()
 for path in sorted(Path(sys.argv[1]).iterdir()):
     found = validate(path)
     with contextlib.suppress(TqggufError):
         inspect(path)
-    print(path.name, len(found), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit, sep="\\t")
+    print(path.name, len(found), peak() - before, sep="\\t")
 """
 
 
