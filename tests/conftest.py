@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from test_full_disk import can_mount
 
 # Before numpy loads its OpenBLAS. The references in float64 are many small products, for which its threads spin more
 # than they compute: minutes are lost where other processes hold the cores. What `-t` asks for still counts.
@@ -37,6 +38,8 @@ TESTS_OF_C = [
 collect_ignore = [] if load_library() else [*TESTS_OF_C]
 if importlib.util.find_spec("llama_cpp") is None:  # an optional oracle, which takes minutes to build
     collect_ignore.append("test_llama_resume.py")
+if not can_mount():
+    collect_ignore.append("test_full_disk.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
