@@ -260,8 +260,8 @@ def page_vectors() -> dict[str, Any]:
         "n_kv_heads": heads,
         "head_dim": dim,
         "rows_f16": hexed(keys16.swapaxes(0, 1), "<f2"),
-        "mean_f16": hexed(mean, "<f2"),
-        "mean_without_prefix_f16": hexed(page_mean(keys16, 0), "<f2"),
+        "mean_behind_prefix_f16": hexed(mean, "<f2"),
+        "mean_of_all_rows_f16": hexed(page_mean(keys16, 0), "<f2"),
         "channel_scale": {
             "query_squares": query_squares.tolist(),
             "key_squares": key_squares.tolist(),

@@ -165,7 +165,7 @@ def used_scale() -> np.ndarray:
     return array(scales["by_rope_layout_f32"][scales["used"]], "<f4", HEADS, DIM)
 
 
-@pytest.mark.parametrize(("field", "n_prefix"), [("mean_f16", 4), ("mean_without_prefix_f16", 0)])
+@pytest.mark.parametrize(("field", "n_prefix"), [("mean_behind_prefix_f16", 4), ("mean_of_all_rows_f16", 0)])
 def test_the_mean_of_a_page_is_that_of_the_spec(field: str, n_prefix: int) -> None:
     by_loops = [plain.page_mean(rows.astype(float).tolist(), n_prefix) for rows in page_rows()]
     assert np.array(by_loops, "<f2").tobytes().hex() == PAGE[field]
@@ -189,14 +189,14 @@ def test_the_channel_scale_is_that_of_the_spec(layout: str) -> None:
     by_loops = [plain.channel_scale(q[h].tolist(), k[h].tolist(), pairs) for h in range(HEADS)]
     np.testing.assert_allclose(by_loops, expected, rtol=given["relative_tolerance"])
     np.testing.assert_allclose(channel_scale(q, k, rope), expected, rtol=given["relative_tolerance"])
-    centred = page_rows()[:, 4:].astype(float) - array(PAGE["mean_f16"], "<f2", HEADS, DIM).astype(float)[:, None]
+    centred = page_rows()[:, 4:].astype(float) - array(PAGE["mean_behind_prefix_f16"], "<f2", HEADS, DIM).astype(float)[:, None]
     np.testing.assert_allclose((centred**2).sum(axis=1), k, rtol=1e-6)
 
 
 @pytest.mark.parametrize("page", PAGE["pages"], ids=lambda page: f"{page['side']}-{page['type']}")
 def test_blocks_of_a_page_are_those_of_the_spec(page: dict[str, Any]) -> None:
     n_prefix, balanced = page["exact_prefix"], page["balance"] != "off"
-    mean = array(PAGE["mean_f16"], "<f2", HEADS, DIM) if balanced else np.zeros((HEADS, DIM), np.float16)
+    mean = array(PAGE["mean_behind_prefix_f16"], "<f2", HEADS, DIM) if balanced else np.zeros((HEADS, DIM), np.float16)
     scale = used_scale() if page["balance"] == "full" else np.ones((HEADS, DIM), np.float32)
     codec = resolve_codec(page["type"], DIM, page["side"])
     chunk = None if page["type"] in TURBO else 64
@@ -232,7 +232,7 @@ def test_attention_from_rotated_blocks_by_the_steps_of_the_spec(result: dict[str
     given, (key_page, _, value_page) = PAGE["attention"], PAGE["pages"]
     query = array(given["query_f32"], "<f4", HEADS, -1, DIM)
     tails = [array(given[f"tail_{side}_f16"], "<f2", 3, HEADS, DIM).astype(float) for side in "kv"]
-    mean, scale = array(PAGE["mean_f16"], "<f2", HEADS, DIM).astype(float), used_scale().astype(float)
+    mean, scale = array(PAGE["mean_behind_prefix_f16"], "<f2", HEADS, DIM).astype(float), used_scale().astype(float)
     first = 0 if result["window"] is None else given["position"] + 1 - result["window"]
     out = []
     for head in range(HEADS):
