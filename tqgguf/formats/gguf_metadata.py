@@ -6,7 +6,7 @@ Knows types, not keys: which keys a model must have, and which values make sense
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
@@ -33,6 +33,11 @@ class MetadataAccess:
 
     path: str
     _entries: Mapping[str, Entry]
+
+    @property
+    def entries(self) -> Collection[Entry]:
+        """The (first) file's metadata entries as they stand in it."""
+        return self._entries.values()
 
     def metadata_type(self, key: str) -> MetadataType:
         """Type of a value as it stands in the file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -41,24 +41,24 @@ _TOKEN_ID: Final = re.compile(r"tokenizer\.ggml\.\w+_token_ids?")
 _TOKENS: Final = "tokenizer.ggml.tokens"
 
 
-def judge_metadata(parsed: ParsedGguf) -> Iterator[GgufError]:
+def judge_metadata(path: str, entries: Iterable[Entry]) -> Iterator[GgufError]:
     """Defects in what one file's metadata say, whatever else is there."""
-    yield from _Metadata(parsed).defects()
+    yield from _Metadata(path, entries).defects()
 
 
 def judge_tensors(files: Sequence[ParsedGguf]) -> Iterator[GgufError]:
     """Defects between the metadata of a whole model, which the first of its files has, and its tensors."""
     tensors = {tensor.name: (parsed, tensor) for parsed in files for tensor in parsed.tensors}
-    yield from _Tensors(_Metadata(files[0]), tensors).defects()
+    yield from _Tensors(_Metadata(files[0].path, files[0].entries), tensors).defects()
 
 
 class _Metadata:
     """The metadata of a model. Getters answer None where a key is absent or of another type."""
 
-    def __init__(self, parsed: ParsedGguf) -> None:
-        self.path = parsed.path
+    def __init__(self, path: str, entries: Iterable[Entry]) -> None:
+        self.path = path
         self.entries: dict[str, Entry] = {}
-        for entry in parsed.entries:
+        for entry in entries:
             self.entries.setdefault(entry.key, entry)
         architecture = self.entries.get("general.architecture")
         is_text = architecture is not None and architecture.type.value is ValueType.STRING

