@@ -149,6 +149,23 @@ def test_another_cache_is_refused_by_name_and_the_file_stays(llama: Runs, flags:
     assert llama.cache.read_bytes() == before
 
 
+def test_a_calibration_is_kept_with_the_prompt_and_another_is_refused(llama: Runs, tmp_path: Path) -> None:
+    one, other = (str(tmp_path / name) for name in ("one.gguf", "other.gguf"))
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    for path, size in ((one, "256"), (other, "128")):
+        assert main(["calibrate", "-m", str(llama.model), "-f", str(text), "-c", size, "-o", path]) == 0
+    llama.capsys.readouterr()
+    llama(TEXT, *TURBO, "--kv-calibration", one)
+    again = llama(TEXT)
+    assert again["kv_cache"]["is_calibrated"]
+    assert timing(again)[1] > 0
+    assert again["text"] == llama(TEXT, *TURBO, "--kv-calibration", one, cached=False)["text"]
+    llama(TEXT, "--kv-calibration", one)
+    llama(TEXT, "--kv-calibration", other, status=2)
+    assert "layer 0: channel scale of K: expected that of" in llama.err
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [

@@ -19,13 +19,13 @@ from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.gguf_errors import readable, shown
 from tqgguf.formats.model_config import resolve_context
 from tqgguf.runtime import backends
-from tqgguf.runtime.calibration_choice import AUTO, choose_calibration
+from tqgguf.runtime.calibration_choice import AUTO, OFF, ChosenCalibration, choose_calibration
 from tqgguf.runtime.chat import ChatTemplate
 from tqgguf.runtime.conversation import Conversation
 from tqgguf.runtime.generate import Generation
 from tqgguf.runtime.kv_settings import check_cache_types
 from tqgguf.runtime.open_turn import OpenTurn
-from tqgguf.runtime.prompt_cache import PromptCache, agreed_spec, check_scales, open_prompt_cache
+from tqgguf.runtime.prompt_cache import PromptCache, agreed_spec, check_scales, open_prompt_cache, scales_differ
 from tqgguf.runtime.sampling import Sampler
 from tqgguf.runtime.session import Session, check_prompt
 
@@ -62,8 +62,7 @@ class _Run:
         chosen = choose_calibration(opened, request.calibration, spec.has_channel_scale(len(shapes)))
         for notice in chosen.notices:
             say(notice)
-        if self.prompt_cache is not None and request.calibration != AUTO:
-            check_scales(self.prompt_cache, chosen.channel_scales, request.calibration)
+        self._compare_scales(chosen)
         chunk = self._chunk()
         self.tokenizer = opened.tokenizer
         for warning in self.tokenizer.warnings:
@@ -113,6 +112,15 @@ class _Run:
         if request.purpose == "ask" and not found.tokens:
             raise RequestError(f"{readable(request.prompt_cache)}: expected a prompt cache, found none")
         return found
+
+    def _compare_scales(self, chosen: ChosenCalibration) -> None:
+        """A prompt cache's channel scales count: others are refused if they were named, and left aside if found."""
+        if self.prompt_cache is None:
+            return
+        if self.request.calibration not in (AUTO, OFF):
+            check_scales(self.prompt_cache, chosen.channel_scales, self.request.calibration)
+        elif chosen.path is not None and scales_differ(self.prompt_cache, chosen.channel_scales) is not None:
+            say(f"{chosen.path}: left aside, the prompt cache has a channel scale of its own")
 
     def _chunk(self) -> int:
         """The grid of the prompt: that of the prompt cache, or -ub in whole pages."""

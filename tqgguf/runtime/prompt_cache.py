@@ -114,13 +114,21 @@ def agreed_spec(
     return spec
 
 
-def check_scales(cache: PromptCache, scales: Mapping[int, object] | None, asked_for: str) -> None:
-    """RequestError if channel scales that were asked for by name are not those of the file. asked_for: their file."""
+def scales_differ(cache: PromptCache, scales: Mapping[int, object] | None) -> int | None:
+    """The first layer whose channel scale of K in the file is another than these; None if none is."""
     for layer in () if cache.snapshot is None else cache.snapshot.layers:
         if layer.balance == "full" and layer.k.channel_scale is not None:
             wanted = None if scales is None else scales.get(layer.layer)
             if wanted is None or not np.array_equal(np.asarray(wanted), layer.k.channel_scale):
-                raise RequestError(
-                    f"{readable(cache.path)}: layer {layer.layer}: channel scale of K: expected that of {asked_for}, "
-                    "found another; leave --kv-calibration out to take the file's"
-                )
+                return layer.layer
+    return None
+
+
+def check_scales(cache: PromptCache, scales: Mapping[int, object] | None, asked_for: str) -> None:
+    """RequestError if channel scales that were asked for by name are not those of the file. asked_for: their file."""
+    layer = scales_differ(cache, scales)
+    if layer is not None:
+        raise RequestError(
+            f"{readable(cache.path)}: layer {layer}: channel scale of K: expected that of {asked_for}, found another; "
+            "leave --kv-calibration out to take the file's"
+        )
