@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_builder import BOOL, STRING, U64, Tensor, Typed, build_gguf, quantised, tensor_of, write_split
+from gguf_builder import BOOL, STRING, U16, U64, Tensor, Typed, build_gguf, quantised, tensor_of, write_split
 from snapshots import carrier_bytes, make_snapshot
 from test_gguf_defects import DAMAGED, array, entry, header, text, u32, u64
 from test_snapshot_defects import SMALL
@@ -183,6 +183,18 @@ def test_a_model_s_own_numbers_are_held_against_each_other(tmp_path: Path) -> No
         ("general.architecture", 5, "metadata-type"),
     ):
         assert rule in names(findings(tmp_path, tiny_gguf(TINY, {key: value}))), (key, value)
+
+
+def test_a_model_with_wrong_metadata_is_not_loaded(tmp_path: Path) -> None:
+    from tqgguf.runtime.load import open_model
+
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf(TinyModel(), {"tokenizer.ggml.token_type": Typed(U16, [1] * 288)}))
+    with pytest.raises(DefectError) as refused:
+        open_model(path)
+    assert refused.value.code == "element-type"
+    path.write_bytes(tiny_gguf(TinyModel(), {"tokenizer.ggml.padding_token_id": 288}))
+    open_model(path).file.close()  # as llama.cpp does, with a warning
 
 
 def test_heads_may_differ_between_layers_and_be_none(tmp_path: Path) -> None:
