@@ -96,7 +96,7 @@ def test_folders_are_searched_for_files_of_known_kinds(folder: Path, capsys: pyt
     assert out.splitlines()[0].startswith("a/page.gguf: TQ003 html-page: ")
     assert out.splitlines()[-1] == "2 files: 1 sound, 1 not (1 error)"
     status, out, err = run(capsys, "a/none")
-    assert (status, out) == (0, "0 files: 0 sound\n")
+    assert (status, out) == (2, "0 files: 0 sound, 1 could not be read\n")
     assert "no file of a kind known here" in err
 
 

@@ -27,11 +27,11 @@ def validate(files: Sequence[str], model: str | None, strict: bool, threads: int
     for file in files:
         try:
             found = list(find_files(file))
+            if not found:
+                raise TqggufError(f"{file}: no file of a kind known here is in this folder")
         except TqggufError as error:
             outcomes.append(_tell(Outcome((file,), (), error), json_output))
             continue
-        if not found:
-            say(f"{file}: no file of a kind known here is in this folder")
         paths += found
     line = ProgressLine("validating", "bytes", quiet=len(paths) == 0)
     looking = validate_files(group_sets(paths), identity, line.update, threads if threads > 0 else None)
