@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from tqgguf.cli.eval_outcome import about_model, about_program, as_text, report_folder, write_report
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EvalRequest
+from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
-from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS

@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line (`sys.argv` without the program's name by default) and return the exit status."""
@@ -29,6 +27,8 @@ def main(argv: list[str] | None = None) -> int:
 
         return program.main(argv)
     except KeyboardInterrupt:
+        from tqgguf.cli.exit_status import INTERRUPTED
+
         return INTERRUPTED
 
 

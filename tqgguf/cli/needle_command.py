@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from tqgguf.cli import needle_table
 from tqgguf.cli.eval_outcome import about_model, about_program
 from tqgguf.cli.eval_request import EvalRequest
+from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
-from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.errors import RequestError

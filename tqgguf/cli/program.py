@@ -17,8 +17,8 @@ from tqgguf.cli.calibrate import CalibrateCommand, calibrate
 from tqgguf.cli.convert import ConvertCommand, convert
 from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
+from tqgguf.cli.exit_status import INTERRUPTED, PIPE_CLOSED
 from tqgguf.cli.inspect import InspectCommand, inspect
-from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
 from tqgguf.cli.selftest import SelftestCommand, selftest
@@ -27,7 +27,6 @@ from tqgguf.cli.verb import ExamplesCommand, write_examples
 from tqgguf.cli.version import print_version
 from tqgguf.formats.errors import TqggufError
 
-PIPE_CLOSED = 141  # 128 + SIGPIPE
 HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tqgguf.cli import report
+from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
-from tqgguf.cli.main import INTERRUPTED
 from tqgguf.cli.measuring import chunk_of, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
