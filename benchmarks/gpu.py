@@ -1,12 +1,11 @@
-"""Attention from blocks on a GPU beside MLX's own attention over f16, encoding and long steps. Prints tables, writes
-JSON.
+"""Attention from blocks on a GPU beside MLX's own over f16, encoding, and long steps. Prints tables, writes JSON.
 
-    python benchmarks/gpu.py [decode encode prefill model] [--keys 8192 32768 131072] [--out results.json]
+    python benchmarks/gpu.py [decode encode prefill] [--keys 8192 32768 131072] [--out results.json]
 
 Decode attention is timed twice: the time of its kernels (through torch's profiler, where torch is there; else left
 out), and wall time of a call inside a chain of calls in one evaluation, each fed with the answer before it. Inputs
 rotate, so that the device's cache holds none of them. `f16` is mx.fast.scaled_dot_product_attention on the same
-shapes, timed the same way in the same run. `model` decodes with a model of Llama-3.1-8B's shape, random bf16 weights.
+shapes, timed the same way in the same run.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,10 +25,10 @@ import tqgguf.runtime  # noqa: F401  (before mlx)
 # isort: split
 import mlx.core as mx
 
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.backends import default_reading, describe
-from tqgguf.runtime.kv_sides import SideView
+from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.selftest_speed import random_side
 
 ROTATED_BYTES = 150_000_000  # of inputs that calls rotate over: more than twice an H200's L2 cache
@@ -182,9 +182,83 @@ def decode(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows_out
 
 
+def encode(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Whole pages of K with balance, and of V, 8 KV heads of 128, many at a time: rows a second."""
+    n_heads, head_dim, found = 8, 128, []
+    n_tokens = max(args.keys) // PAGE * PAGE
+    reading = default_reading()
+    rows = [mx.random.normal((n_heads, n_tokens, head_dim)).astype(mx.float16) for _ in range(3)]
+    scale = mx.random.uniform(0.5, 2, (n_heads, head_dim))
+    mx.eval(rows, scale)
+    print(f"| encoding {n_tokens} tokens | us | million rows/s |\n|---|---|---|")
+    for name, balanced in (("turbo4", True), ("turbo3", False), ("turbo2", False), ("q8_0", False), ("q4_0", False)):
+        codec = resolve_codec(name, head_dim, "k" if balanced else "v")
+
+        def call(codec: Codec = codec, balanced: bool = balanced) -> list[mx.array]:
+            given = scale if balanced else None
+            made = (reading.encode_pages(codec, r, n_skipped=4, centred=balanced, scale=given) for r in rows)
+            return [array for arrays in made for array in arrays if array is not None]
+
+        us = evaluated_us(call) / len(rows)
+        print(f"| {name}{', balanced' if balanced else ''} | {us:.0f} | {n_heads * n_tokens / us:.0f} |", flush=True)
+        found.append({"type": name, "balanced": balanced, "tokens": n_tokens, "us": us})
+    return found
+
+
+def prefill(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Attention of new rows after keys that are held (256 rows: one chunk of the grid), beside MLX's over f16."""
+    n_heads, n_kv_heads, head_dim = HEADS[0]
+    found = []
+    print("| new rows | keys before | K/V | us | f16 us | of f16 |\n|---|---|---|---|---|---|")
+    for n_rows, n_keys in ((256, 32768), (2048, 32768), (256, 8192)):
+        q = mx.random.normal((1, n_heads, n_rows, head_dim)).astype(mx.float16)
+        held = [mx.random.normal((1, n_kv_heads, n_keys + n_rows, head_dim)).astype(mx.float16) for _ in range(2)]
+        mx.eval(q, held)
+        f16 = evaluated_us(partial(f16_step, q, held))
+        for pair in args.pairs[:2]:
+            codecs = (resolve_codec(t, head_dim, s) for t, s in zip(pair.split("/"), ("k", "v"), strict=True))
+            sides = []
+            for codec, rows, name in zip(codecs, held, "kv", strict=True):
+                balanced = name == "k" and codec.block_type.family == "turbo"
+                side = random_side(codec, n_kv_heads, n_keys + n_rows, 1, balanced)
+                sides.append(replace(side, rows=rows[0, :, n_keys:], rows_start=n_keys))
+            mx.eval([side.rows for side in sides])
+            ours = evaluated_us(partial(block_step, q, sides, n_keys))
+            print(f"| {n_rows} | {n_keys} | {pair} | {ours:.0f} | {f16:.0f} | {ours / f16:.2f} |", flush=True)
+            found.append({"rows": n_rows, "keys": n_keys, "pair": pair, "us": ours, "f16_us": f16})
+        del held
+        mx.clear_cache()
+    return found
+
+
+def f16_step(q: mx.array, held: list[mx.array]) -> list[mx.array]:
+    return [mx.fast.scaled_dot_product_attention(q, *held, scale=q.shape[-1] ** -0.5, mask="causal")]
+
+
+def block_step(q: mx.array, sides: list[SideView], offset: int) -> list[mx.array]:
+    return [attend(q, *sides, offset=offset, scale=q.shape[-1] ** -0.5, reading=default_reading())]
+
+
+def evaluated_us(call: Callable[[], list[mx.array]], repeats: int = 10) -> float:
+    """Microseconds of evaluating what a call returns, the median; the graph is built before the clock starts."""
+    times = []
+    for turn in range(repeats + 2):
+        made = call()
+        mx.synchronize()
+        start = time.perf_counter()
+        mx.eval(made)
+        mx.synchronize()
+        if turn >= 2:
+            times.append((time.perf_counter() - start) * 1e6)
+    return median(times)
+
+
+TASKS: dict[str, Callable[[argparse.Namespace], Any]] = {"decode": decode, "encode": encode, "prefill": prefill}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="attention from blocks on a GPU beside MLX's over f16")
-    parser.add_argument("what", nargs="*", metavar="what", help="decode")
+    parser.add_argument("what", nargs="*", metavar="what", help=", ".join(TASKS))
     parser.add_argument("--keys", nargs="*", type=int, default=[8192, 32768, 131072])
     parser.add_argument("--pairs", nargs="*", default=list(PAIRS), metavar="K/V")
     parser.add_argument("--rows", nargs="*", type=int, default=[1])
@@ -194,7 +268,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
     print(describe(), flush=True)
-    found = {what: {"decode": decode}[what](args) for what in args.what or ["decode"]}
+    found = {what: TASKS[what](args) for what in args.what or TASKS}
     if args.out:
         args.out.write_text(json.dumps(found, indent=1))
 

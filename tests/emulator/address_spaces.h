@@ -50,6 +50,8 @@ namespace tq {
 uint pack_halves(float, float);
 uint low_halves(uint, uint);
 uint high_halves(uint, uint);
+uint double_bytes(uint);
+float low_half(uint);
 float exp2_fast(float);
 uint opaque(uint);
 uint table_address(threadgroup uint*, uint);

@@ -20,6 +20,8 @@ inline float half_from_bits(uint bits) {
 inline uint pack_halves(float low, float high) { return uint(bits_of_half(low)) | uint(bits_of_half(high)) << 16; }
 inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
 inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
+inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0xffu) * 0x01010000u; }
+inline float low_half(uint x) { return half_from_bits(x & 0xffffu); }
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline uint opaque(uint x) { return x; }
 

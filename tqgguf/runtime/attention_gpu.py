@@ -7,6 +7,7 @@ always. What kernels do not read (types or head sizes) is left to MLX operations
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ import mlx.core as mx
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime.kernels.decode_attention import attend_blocks
 from tqgguf.runtime.kernels.launch import Launcher
-from tqgguf.runtime.kernels.pages import decode_rows, encode_pages
+from tqgguf.runtime.kernels.pages import decode_rows, encode_pages, join_rows
 from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
 from tqgguf.runtime.readings import MlxReading, Reads
@@ -26,6 +27,9 @@ MOST_ROWS = 8
 
 WORKSPACE_BYTES = 1 << 30
 """Bytes that decoded keys and values of a long step may take at a time; at least one KV head is decoded whole."""
+
+LONG_ROWS = 512
+"""Query rows of a long step that are taken together: bounds the mask, which is as wide as the keys."""
 
 _QUERY_TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
@@ -50,11 +54,20 @@ class KernelReading(MlxReading):
             return super().encode_pages(codec, rows, n_skipped=n_skipped, centred=centred, scale=scale)
         return encode_pages(self.launcher, codec, rows, n_skipped=n_skipped, centred=centred, channel_scale=scale)
 
+    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
+        return join_rows(self.launcher, tail, new)
+
     def decode(self, side: SideView, first: int, last: int) -> Any:
         if not is_supported(side.codec):
             return super().decode(side, first, last)
-        end = last * PAGE
-        return decode_rows(self.launcher, side, first * PAGE, end, coded_end=end, dtype=mx.float32, unrotated=False)
+        return decode_rows(self.launcher, side, first * PAGE, last * PAGE, dtype=mx.float32, unrotated=False)
+
+    def dequantise(self, side: SideView, offset: int, dtype: mx.Dtype) -> mx.array:
+        if side.codec.is_float or not is_supported(side.codec) or dtype not in _QUERY_TYPES:
+            return super().dequantise(side, offset, dtype)
+        coded_end = max(offset // PAGE, side.pages_start) * PAGE
+        own = (coded_end, side.rows_start + side.rows.shape[1])
+        return decode_rows(self.launcher, side, side.pages_start * PAGE, coded_end, own=own, dtype=dtype)
 
     def answer(
         self,
@@ -94,7 +107,7 @@ class KernelReading(MlxReading):
             ]
             out = (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1))[None]
         else:
-            out = self._attend_decoded(q, k, v, pages, scale, window, sinks)
+            out = self._attend_decoded(q, k, v, offset, scale, window, sinks)
         if reads is not None:
             for lo, hi in pages:
                 reads.count_page(lo, hi, k.codec, v.codec, window, prefix_length(k, v))
@@ -105,80 +118,105 @@ class KernelReading(MlxReading):
         q: mx.array,
         k: SideView,
         v: SideView,
-        pages: list[tuple[int, int]],
+        offset: int,
         scale: float,
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        """A long step: some KV heads at a time, their rows decoded once, own pages put in f16 for their turn."""
+        """A long step: LONG_ROWS rows at a time, and as many KV heads as the workspace holds."""
         n_heads, n_kv_heads = q.shape[1], k.rows.shape[0]
         group = n_heads // n_kv_heads
-        offset, end = pages[0][0], pages[-1][1]
-        start = _start(k, v, offset, window)
-        dtype = mx.bfloat16 if q.dtype == mx.bfloat16 else mx.float16
-        per_head = 2 * (end - start) * (k.codec.head_dim + v.codec.head_dim)
-        at_once = max(1, min(n_kv_heads, self.workspace_bytes // per_head))
-        outs = []
-        for first in range(0, n_kv_heads, at_once):
-            heads = first, min(first + at_once, n_kv_heads)
-            some = slice(first * group, heads[1] * group)
-            sides = [_Decoded(self.launcher, side, heads, start, offset, end, dtype) for side in (k, v)]
-            parts = []
-            for lo, hi in pages:
-                keys, values = (side.seen_by(lo, hi) for side in sides)
-                parts.append(
-                    _attention(
-                        q[:, some, lo - offset : hi - offset].astype(dtype),
-                        keys,
-                        values,
-                        (start, lo),
-                        scale,
-                        window,
-                        None if sinks is None else sinks[some],
+        parts = []
+        for lo, hi in pairwise(cuts(offset, offset + q.shape[2], LONG_ROWS)):
+            start = _start(k, v, lo, window)
+            per_head = 2 * (hi - start + LONG_ROWS) * (k.codec.head_dim + v.codec.head_dim)
+            at_once = max(1, min(n_kv_heads, self.workspace_bytes // per_head))
+            outs = []
+            for first in range(0, n_kv_heads, at_once):
+                heads = first, min(first + at_once, n_kv_heads)
+                some = slice(first * group, heads[1] * group)
+                rows = q[:, some, lo - offset : hi - offset]
+                outs.append(
+                    self._attend_heads(
+                        rows, k, v, heads, (start, lo), scale, window, None if sinks is None else sinks[some]
                     )
                 )
-            outs.append(parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2))
-        out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
+            parts.append(outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+    def _attend_heads(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        heads: tuple[int, int],
+        positions: tuple[int, int],
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Rows of some KV heads: pages up to the last row's own as blocks, then the rows' own pages in f16.
+
+        A row sees the pages before its own as blocks, and its own page in f16: where rows lie in several pages, their
+        pages are there in both forms, and a mask says which row sees which.
+        """
+        start, lo = positions
+        hi = lo + q.shape[2]
+        coded_end, own_start = (hi - 1) // PAGE * PAGE, lo // PAGE * PAGE
+        dtype = mx.bfloat16 if q.dtype == mx.bfloat16 else mx.float16
+        keys, values = (self._both_forms(side, heads, start, coded_end, (own_start, hi), dtype) for side in (k, v))
+        if coded_end == own_start:
+            mask = _causal_mask(start, lo, hi, window)
+        else:
+            mask = _own_page_mask(start, lo, hi, window, dtype)
+        out = mx.fast.scaled_dot_product_attention(
+            q.astype(dtype), keys, values, scale=scale, mask=mask, sinks=None if sinks is None else sinks.astype(dtype)
+        )
         return out.astype(q.dtype)
 
-
-class _Decoded:
-    """Rows of some KV heads of a side from `start` on, as the step's pages see them in turn.
-
-    A row sees earlier pages as blocks and its own in f16: each page of the step is f16 rows first, and decoded ones
-    once the next page's rows have their turn.
-    """
-
-    def __init__(
+    def _both_forms(
         self,
-        launcher: Launcher,
         side: SideView,
         heads: tuple[int, int],
         start: int,
-        offset: int,
-        end: int,
+        coded_end: int,
+        own: tuple[int, int],
         dtype: mx.Dtype,
-    ) -> None:
-        self._launcher, self._side, self._heads, self._dtype = launcher, side, heads, dtype
-        self._start, self._page = start, offset // PAGE
-        if side.codec.is_float:
-            self._rows = side.rows[slice(*heads), start - side.rows_start :].astype(dtype)
+    ) -> mx.array:
+        """[1, heads, tokens, head_dim]: positions start .. coded_end - 1 from blocks, then those of `own` in f16."""
+        if not side.codec.is_float:
+            rows = decode_rows(self.launcher, side, start, coded_end, own=own, dtype=dtype, heads=heads)
         else:
-            coded_end = self._page * PAGE
-            self._rows = decode_rows(launcher, side, start, end, coded_end=coded_end, dtype=dtype, heads=heads)
+            parts = [
+                side.rows[slice(*heads), lo - side.rows_start : hi - side.rows_start]
+                for lo, hi in ((start, coded_end), own)
+            ]
+            rows = mx.concatenate(parts, axis=1).astype(dtype)
+        return rows[None]
 
-    def seen_by(self, lo: int, hi: int) -> mx.array:
-        """Rows [1, heads, tokens, head_dim] from the start up to position hi - 1, for queries lo .. hi - 1 of one
-        page."""
-        page = lo // PAGE
-        if page != self._page and not self._side.codec.is_float:
-            first, last = self._page * PAGE, page * PAGE
-            coded = decode_rows(
-                self._launcher, self._side, first, last, coded_end=last, dtype=self._dtype, heads=self._heads
-            )
-            self._rows[:, first - self._start : last - self._start] = coded
-        self._page = page
-        return self._rows[None, :, : hi - self._start]
+
+@lru_cache(maxsize=4)
+def _own_page_mask(start: int, lo: int, hi: int, window: int | None, dtype: mx.Dtype) -> mx.array:
+    """What is added to the scores of rows lo .. hi - 1 (0, or minus infinity), for keys as `_both_forms` has them.
+
+    [rows, keys]; the layers of a step share it.
+    """
+    coded_end, own_start = (hi - 1) // PAGE * PAGE, lo // PAGE * PAGE
+    row = mx.arange(lo, hi)[:, None]
+    own_page = row // PAGE * PAGE
+    coded, own = mx.arange(start, coded_end), mx.arange(own_start, hi)
+    seen = mx.concatenate([coded < own_page, (own >= own_page) & (own <= row)], axis=1)
+    if window is not None:
+        seen &= mx.concatenate([coded, own]) > row - window
+    return mx.where(seen, mx.array(0, dtype=dtype), mx.array(-mx.inf, dtype=dtype))
+
+
+def _causal_mask(first_key: int, lo: int, hi: int, window: int | None) -> Any:
+    """The mask of rows lo .. hi - 1 over the keys from first_key up to the last row's own."""
+    if window is not None and hi - first_key > window:
+        row, key = mx.arange(lo, hi)[:, None], mx.arange(first_key, hi)
+        return (key <= row) & (key > row - window)
+    return "causal" if hi - lo > 1 else None
 
 
 def _attend_rows(
@@ -188,30 +226,15 @@ def _attend_rows(
     start = _start(k, v, offset, window)
     dtype = k.rows.dtype if k.rows.dtype == v.rows.dtype else mx.float32
     keys, values = (side.rows[None, :, start - side.rows_start :].astype(dtype) for side in (k, v))
-    out = _attention(q.astype(dtype), keys, values, (start, offset), scale, window, sinks)
-    return out.astype(q.dtype)
-
-
-def _attention(
-    q: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    positions: tuple[int, int],
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None,
-) -> mx.array:
-    """MLX's attention. positions: of the first key and of the first query; the last key is the last query's own."""
-    first_key, first_query = positions
-    n_rows = q.shape[2]
-    mask: Any = "causal" if n_rows > 1 else None
-    if window is not None and first_query + n_rows - first_key > window:
-        row = mx.arange(first_query, first_query + n_rows)[:, None]
-        key = mx.arange(first_key, first_query + n_rows)
-        mask = (key <= row) & (key > row - window)
-    return mx.fast.scaled_dot_product_attention(
-        q, keys, values, scale=scale, mask=mask, sinks=None if sinks is None else sinks.astype(q.dtype)
+    out = mx.fast.scaled_dot_product_attention(
+        q.astype(dtype),
+        keys,
+        values,
+        scale=scale,
+        mask=_causal_mask(start, offset, offset + q.shape[2], window),
+        sinks=None if sinks is None else sinks.astype(dtype),
     )
+    return out.astype(q.dtype)
 
 
 def _start(k: SideView, v: SideView, offset: int, window: int | None) -> int:

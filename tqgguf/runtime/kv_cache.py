@@ -104,7 +104,7 @@ class BlockKVCache(_BaseCache):
         step = self.update(keys, values)
         fetched = []
         for view, new in zip((step.k, step.v), (keys, values), strict=True):
-            lazy = hook.LazyKV(dequantise(view, step.offset).astype(new.dtype)[None])
+            lazy = hook.LazyKV(self.reading.dequantise(view, step.offset, new.dtype)[None])
             lazy.step = step
             fetched.append(lazy)
         return fetched[0], fetched[1]
@@ -323,22 +323,6 @@ def _open_scale(side: BlockSide | FloatSide) -> ChannelScale | None:
     """A side's channel scale while queries are still to decide it."""
     scale = side.scale if isinstance(side, BlockSide) else None
     return scale if scale is not None and scale.is_open else None
-
-
-def dequantise(view: SideView, offset: int) -> mx.array:
-    """Every held row [n_kv_heads, tokens, head_dim] of a side, lazily: decoded blocks, and f16 from `offset`'s page on.
-
-    Models that compute attention by themselves read this; rows of a step that spans pages then see the step's earlier
-    pages in f16 too, where attention from blocks would see them as blocks.
-    """
-    end_page = offset // PAGE
-    if view.codes is None or end_page <= view.pages_start:
-        return view.rows
-    blocks = view.decoded(view.pages_start, end_page)
-    parts = [blocks, view.rows]
-    if view.prefix is not None and view.pages_start == 0:
-        parts = [view.prefix, blocks[:, view.prefix.shape[1] :], view.rows]
-    return mx.concatenate(parts, axis=1)
 
 
 def make_prompt_cache(

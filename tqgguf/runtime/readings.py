@@ -104,6 +104,22 @@ class Reading(Protocol):
     def decode(self, side: SideView, first: int, last: int) -> Any:
         """Blocks of pages first .. last - 1, float32 [n_kv_heads, tokens, head_dim], rotated."""
 
+    def dequantise(self, side: SideView, offset: int, dtype: mx.Dtype) -> mx.array:
+        """Every held row [n_kv_heads, tokens, head_dim], lazily: decoded blocks, and float rows from `offset`'s page
+        on.
+
+        Models that compute attention by themselves read this; rows of a step that spans pages then see the step's
+        earlier pages in f16 too, where attention from blocks would see them as blocks.
+        """
+        end_page = offset // PAGE
+        if side.codes is None or end_page <= side.pages_start:
+            return side.rows.astype(dtype)
+        blocks = side.decoded(side.pages_start, end_page)
+        parts = [blocks, side.rows]
+        if side.prefix is not None and side.pages_start == 0:
+            parts = [side.prefix, blocks[:, side.prefix.shape[1] :], side.rows]
+        return mx.concatenate(parts, axis=1).astype(dtype)
+
     def matmul(self, a: Any, b: Any) -> Any:
         """float32 [n, rows, inner] @ [n, inner, columns]."""
 

@@ -24,6 +24,22 @@ template <int TYPE_, int DIM_, int GROUP_, int SHIFT_> struct ValueLayout {
   enum : int { type = TYPE_, dim = DIM_, group = GROUP_, groups = DIM_ / GROUP_, slices = GROUP_ / 16, shift = SHIFT_, scales = has_scale(TYPE_) ? groups : 1 };
 };
 
+// Scales of this lane's two keys a tile. Where a row has one, those of four neighbouring keys come together.
+template <class L, int KEY_TILES>
+inline void load_scales(const device half* scales, uint lane, thread float (&scale)[KEY_TILES][2][L::scales]) {
+  const uint row = row_of(lane);
+  UNROLL for (int u = 0; u < KEY_TILES; ++u) {
+    if (L::scales == 1) {
+      const uint2 four = ((const device uint2*)scales)[uint(4 * u) + (row >> 1)];
+      scale[u][0][0] = low_half(four.x >> (16u * (row & 1u)));
+      scale[u][1][0] = low_half(four.y >> (16u * (row & 1u)));
+    } else {
+      UNROLL for (int e = 0; e < 2; ++e)
+        UNROLL for (int g = 0; g < L::scales; ++g) scale[u][e][g] = float(scales[(key_of(row) + uint(16 * u + 2 * e)) * uint(L::scales) + uint(g)]);
+    }
+  }
+}
+
 // K of a step: this lane's codes of its two keys a tile, and the keys' scales.
 template <class L, int KEY_TILES> struct StepKeys {
   uint low[KEY_TILES][2][L::groups][L::part::low_words];
@@ -36,11 +52,9 @@ template <class L, int KEY_TILES> struct StepKeys {
         const uint key = key_of(row_of(lane)) + uint(16 * u + 2 * e);
         const device uchar* row = rows.row(key);
         UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, pair_of(lane), low[u][e][g], high[u][e][g]);
-        if (has_scale(L::type)) {
-          UNROLL for (int g = 0; g < L::scales; ++g) scale[u][e][g] = float(rows.scales[key * uint(L::scales) + uint(g)]);
-        }
       }
     }
+    if (has_scale(L::type)) load_scales<L, KEY_TILES>(rows.scales, lane, scale);
   }
 };
 
@@ -55,13 +69,8 @@ template <class L, int KEY_TILES> struct StepValues {
         const device uchar* row = rows.row(4u * pair_of(lane) + uint(16 * u + e));
         UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, row_of(lane), low[u][e][g], high[u][e][g]);
       }
-      if (has_scale(L::type)) {
-        UNROLL for (int e = 0; e < 2; ++e) {
-          const uint key = key_of(row_of(lane)) + uint(16 * u + 2 * e);
-          UNROLL for (int g = 0; g < L::scales; ++g) scale[u][e][g] = float(rows.scales[key * uint(L::scales) + uint(g)]);
-        }
-      }
     }
+    if (has_scale(L::type)) load_scales<L, KEY_TILES>(rows.scales, lane, scale);
   }
 };
 
@@ -98,6 +107,15 @@ inline void score(const thread StepKeys<L, KEY_TILES>& keys, SHARED_POINTER(half
             scores[u][t][i] = (is_first ? offset[t][i % 2] : scores[u][t][i]) + sums[u][t][i] * scale;
           }
     }
+  }
+}
+
+// Sixteen pages' means as if they were keys: pages first .. first + 15, those after `last` as `last`. stride: values.
+template <class L>
+inline void load_means(const device half* means, uint stride, uint first, uint last, uint lane, thread StepKeys<L, 1>& keys) {
+  UNROLL for (int e = 0; e < 2; ++e) {
+    const device uchar* row = (const device uchar*)(means + metal::min(first + key_of(row_of(lane)) + uint(2 * e), last) * stride);
+    UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, pair_of(lane), keys.low[0][e][g], keys.high[0][e][g]);
   }
 }
 

@@ -69,7 +69,7 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
     low_words = words_of(low_part),
     high_part_bits = GROUP / PARTS * high_bits(TYPE),
     high_part = (high_part_bits + 7) / 8,  // not whole bytes for a part of 12 values: then the lane shifts
-    high_words = high_bits(TYPE) ? words_of(high_part) : 1
+    high_words = high_bits(TYPE) ? larger((pairs + 7) / 8, words_of(high_part)) : 1
   };
 
   static inline void load(const device uchar* row, int group, uint part, thread uint* low_codes, thread uint* high_codes) {
@@ -83,6 +83,18 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
         load_bytes<high_part, 1>(p + low + bit / 8u, high_codes);
         high_codes[0] >>= bit % 8u;
       }
+      join_high(low_codes, high_codes);
+    }
+  }
+
+  // Codes of 2 + 1 bits: even pairs as bytes of `low`, odd ones as bytes of `high`, six bits each with the high two on top.
+  static inline void join_high(thread uint* low_codes, thread uint* high_codes) {
+    constexpr int words = (pairs + 7) / 8;
+    UNROLL for (int w = words - 1; w >= 0; --w) {  // backwards: 16 bits of `high` become a word
+      const uint twice = double_bytes((high_codes[w / 2] >> (16 * (w % 2))) & 0xffffu);
+      const uint even = ((twice << 4) & 0x00ff00ffu) | (twice & 0xff00ff00u), odd = ((twice << 2) & 0x00ff00ffu) | ((twice >> 2) & 0xff00ff00u);
+      high_codes[w] = ((low_codes[w] >> 4) & 0x0f0f0f0fu) | (odd & 0xf0f0f0f0u);
+      low_codes[w] = (low_codes[w] & 0x0f0f0f0fu) | (even & 0xf0f0f0f0u);
     }
   }
 
@@ -94,9 +106,8 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
       return pack_halves(float(int(two << 24) >> 24) * 0.0625f, float(int(two << 16) >> 24) * 0.0625f);
     }
     const int width = 2 * low_bits(TYPE);
-    uint entry = field(low_codes[i * width / 32], i * width % 32, width, shift);
-    if (high_bits(TYPE)) entry |= field(high_codes[i / 16], i % 16 * 2, 2, shift + width);
-    return table_read(table, entry | address);
+    if (high_bits(TYPE)) return table_read(table, field(i % 2 ? high_codes[i / 8] : low_codes[i / 8], i % 8 / 2 * 8, width + 2, shift) | address);
+    return table_read(table, field(low_codes[i * width / 32], i * width % 32, width, shift) | address);
   }
 
   // Which value of the group element e of pair i is. A byte of q4_0 holds values j and j + 16.

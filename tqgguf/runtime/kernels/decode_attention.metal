@@ -31,6 +31,38 @@
   const uint n_prefix = uint(sizes[AT_n_prefix]), window = uint(sizes[AT_window]);
   const uint first_column = threadgroup_position_in_grid.z * uint(8 * TILES), n_columns = group_size * n_rows;
 
+  // A column sees keys whose distance to its position is below `window`; 0 stands for all.
+  const uint reach = window == 0u ? 0xffffffffu : window;
+  const bool is_coded = split < n_coded;
+
+  // Coded: the threadgroup's run of steps, over which its simdgroups take turns. Else steps of the exact prefix, then of
+  // the own page. The first step's keys are on their way while queries are prepared.
+  const uint steps_of_page = uint(128 / STEP);
+  const uint first_page = uint(sizes[AT_first_page]), n_pages = own_start / 128u - first_page;
+  const uint n_own = offset + n_rows - own_start;
+  const uint prefix_steps = (n_prefix + uint(STEP) - 1u) / uint(STEP);
+  const uint n_steps = is_coded ? n_pages * steps_of_page : prefix_steps + (n_own + uint(STEP) - 1u) / uint(STEP);
+  const uint end = is_coded ? (split + 1u) * n_steps / n_coded : n_steps;
+  uint step = (is_coded ? split * n_steps / n_coded : 0u) + simdgroup;
+  const uint k_first = first_page - uint(sizes[AT_k_page]), v_first = first_page - uint(sizes[AT_v_page]);
+  const uint k_stride = K_TYPE == F16 ? n_heads * uint(CodedK::part::row_bytes) : uint(CodedK::part::row_bytes);
+  const uint v_stride = V_TYPE == F16 ? n_heads * uint(CodedV::part::row_bytes) : uint(CodedV::part::row_bytes);
+#define row_index(first) ((((first) + step / steps_of_page) * n_heads + head) * 128u + step % steps_of_page * uint(STEP))
+#define ROWS_OF(TYPE, codes, scales_plane, layout, stride, first)                                                                   \
+  StepRows<false> {                                                                                                                  \
+    (const device uchar*)codes + (TYPE == F16 ? ulong((first) * 128u + step * uint(STEP)) * ulong(stride) + head * uint(layout::part::row_bytes) \
+                                              : ulong(row_index(first)) * ulong(uint(layout::part::row_bytes))),                     \
+        (const device half*)scales_plane + (has_scale(TYPE) ? ulong(row_index(first)) * ulong(uint(layout::scales)) : ulong(0u)), stride, 0u \
+  }
+  StepKeys<CodedK, KEY_TILES> keys;
+  StepKeys<PlainK, 1> means_of_lane;
+  uint means_page = step / steps_of_page;  // pages since first_page
+  const device half* means = (const device half*)page_means + (k_first * n_heads + head) * uint(K_DIM);
+  if (is_coded && step < end) {
+    keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
+    if (CENTRED) load_means<PlainK>(means, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
+  }
+
   // Queries: in original axes brought below 2 by a power of two (so that f16 queries stay exact), and as blocks have them.
   for (uint c = simdgroup; c < uint(8 * TILES); c += uint(SIMDGROUPS)) {
     constexpr int PER_LANE = K_DIM / 32;
@@ -79,65 +111,38 @@
   Running<SLICES, TILES> running;
   running.clear();
   const uint place = ((head * threadgroups_per_grid.z + threadgroup_position_in_grid.z) * n_splits + split) * uint(8 * TILES);
-  // A column sees keys whose distance to its position is below `window`; 0 stands for all.
-  const uint reach = window == 0u ? 0xffffffffu : window;
 
-  if (split < n_coded) {
-    const uint steps_of_page = uint(128 / STEP);
-    const uint first_page = uint(sizes[AT_first_page]), n_steps = (own_start / 128u - first_page) * steps_of_page;
-    const uint worker = split * uint(SIMDGROUPS) + simdgroup, n_workers = n_coded * uint(SIMDGROUPS);
-    uint step = worker * n_steps / n_workers;
-    const uint end = (worker + 1u) * n_steps / n_workers;
-    const uint k_first = first_page - uint(sizes[AT_k_page]), v_first = first_page - uint(sizes[AT_v_page]);
-    const uint k_stride = K_TYPE == F16 ? n_heads * uint(CodedK::part::row_bytes) : uint(CodedK::part::row_bytes);
-    const uint v_stride = V_TYPE == F16 ? n_heads * uint(CodedV::part::row_bytes) : uint(CodedV::part::row_bytes);
+  if (is_coded) {
     // keys that some column must not see: of the exact prefix, and those before the last row's window
     const uint last_position = offset + n_rows - 1u;
     const uint all_see = metal::max(n_prefix, last_position >= reach ? last_position - reach + 1u : 0u);
-
-    float page_offset[TILES][2], means_16[TILES][4];
-    uint means_page = 0xffffffffu, page = 0xffffffffu;  // pages since first_page
+    float page_offset[TILES][2], mean_products[1][TILES][4];  // q . mean of this page, and of sixteen pages
+    uint page = 0xffffffffu;
     UNROLL for (int t = 0; t < TILES; ++t)
       UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = 0.0f;
 
-    StepKeys<CodedK, KEY_TILES> keys;
+    if (CENTRED && step < end) score<PlainK, TILES, 1>(means_of_lane, plain_query, plain_factor, nothing, table, k_address, lane, mean_products);
+
     StepValues<CodedV, KEY_TILES> values;
-#define ROWS_OF(TYPE, codes, scales_plane, layout, stride, first)                                                                   \
-  StepRows<false> {                                                                                                                  \
-    (const device uchar*)codes + (TYPE == F16 ? ulong((first) * 128u + step * uint(STEP)) * ulong(stride) + head * uint(layout::part::row_bytes) \
-                                              : ulong(row_index(first)) * ulong(uint(layout::part::row_bytes))),                     \
-        (const device half*)scales_plane + (has_scale(TYPE) ? ulong(row_index(first)) * ulong(uint(layout::scales)) : ulong(0u)), stride, 0u \
-  }
-#define row_index(first) ((((first) + step / steps_of_page) * n_heads + head) * 128u + step % steps_of_page * uint(STEP))
-    if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
     for (; step < end;) {
       values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first), lane);
       if (CENTRED && step / steps_of_page != page) {
         page = step / steps_of_page;
-        if (means_page == 0xffffffffu || page >= means_page + 16u) {  // q . mean of sixteen pages, as if means were keys
+        if (page >= means_page + 16u) {
           means_page = page;
-          const uint n_pages = n_steps / steps_of_page;
-          StepKeys<PlainK, 1> means_of_lane;
-          UNROLL for (int e = 0; e < 2; ++e) {
-            const uint mean_page = metal::min(means_page + key_of(row_of(lane)) + uint(2 * e), n_pages - 1u);
-            const device uchar* row = (const device uchar*)(page_means + ((k_first + mean_page) * n_heads + head) * uint(K_DIM));
-            UNROLL for (int g = 0; g < PlainK::groups; ++g)
-              PlainK::part::load(row, g, pair_of(lane), means_of_lane.low[0][e][g], means_of_lane.high[0][e][g]);
-          }
-          float products[1][TILES][4];
-          score<PlainK, TILES, 1>(means_of_lane, plain_query, plain_factor, nothing, table, k_address, lane, products);
-          UNROLL for (int t = 0; t < TILES; ++t)
-            UNROLL for (int i = 0; i < 4; ++i) means_16[t][i] = products[0][t][i];
+          StepKeys<PlainK, 1> next_means;
+          load_means<PlainK>(means, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, next_means);
+          score<PlainK, TILES, 1>(next_means, plain_query, plain_factor, nothing, table, k_address, lane, mean_products);
         }
         const uint i = page - means_page;  // key_of(row) + 2 * e == i
         const uint source = lane_at(2u * (i >> 2) + (i & 1u), pair_of(lane));
         UNROLL for (int t = 0; t < TILES; ++t)
-          UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle((i & 2u) ? means_16[t][e + 2] : means_16[t][e], ushort(source));
+          UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle((i & 2u) ? mean_products[0][t][e + 2] : mean_products[0][t][e], ushort(source));
       }
       float scores[KEY_TILES][TILES][4];
       score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
       const uint first_key = first_page * 128u + step * uint(STEP);
-      ++step;
+      step += uint(SIMDGROUPS);
       if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
       if (first_key < all_see) {
         UNROLL for (int u = 0; u < KEY_TILES; ++u)
@@ -149,14 +154,9 @@
       }
       take<CodedV>(scores, values, table, v_address, running);
     }
-#undef ROWS_OF
-#undef row_index
     write_sums<CodedV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
   } else {
-    // Steps of the exact prefix, then of the own page.
-    const uint n_own = offset + n_rows - own_start;
-    const uint prefix_steps = (n_prefix + uint(STEP) - 1u) / uint(STEP), n_steps = prefix_steps + (n_own + uint(STEP) - 1u) / uint(STEP);
-    for (uint step = simdgroup; step < n_steps; step += uint(SIMDGROUPS)) {
+    for (; step < end; step += uint(SIMDGROUPS)) {
       const bool in_prefix = step < prefix_steps;
       const uint first = (in_prefix ? step : step - prefix_steps) * uint(STEP), count = in_prefix ? n_prefix : n_own;
       const uint at = in_prefix ? 1u : 0u;
@@ -166,12 +166,12 @@
       k_at += ulong(head) * ulong(uint(sizes[AT_k_head + at])) + ulong(uint(sizes[AT_k_start + at]) + first * k_token);
       v_at += ulong(head) * ulong(uint(sizes[AT_v_head + at])) + ulong(uint(sizes[AT_v_start + at]) + first * v_token);
       const uint last = count - 1u - first;
-      StepKeys<PlainK, KEY_TILES> keys;
+      StepKeys<PlainK, KEY_TILES> own_keys;
       StepValues<PlainV, KEY_TILES> values;
-      keys.load(StepRows<true>{(const device uchar*)k_at, (const device half*)0, 2u * k_token, last}, lane);
+      own_keys.load(StepRows<true>{(const device uchar*)k_at, (const device half*)0, 2u * k_token, last}, lane);
       values.load(StepRows<true>{(const device uchar*)v_at, (const device half*)0, 2u * v_token, last}, lane);
       float scores[KEY_TILES][TILES][4];
-      score<PlainK, TILES, KEY_TILES>(keys, plain_query, plain_factor, nothing, table, k_address, lane, scores);
+      score<PlainK, TILES, KEY_TILES>(own_keys, plain_query, plain_factor, nothing, table, k_address, lane, scores);
       UNROLL for (int u = 0; u < KEY_TILES; ++u)
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int i = 0; i < 4; ++i) {
@@ -182,3 +182,5 @@
     }
     write_sums<PlainV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
   }
+#undef ROWS_OF
+#undef row_index

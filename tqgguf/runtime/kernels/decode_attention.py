@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
 import mlx.core as mx
 
-from tqgguf.runtime.kernels.geometry import COLUMNS_OF_A_TILE, FAMILIES, TILE_KEYS, decode_geometry, n_coded_splits
-from tqgguf.runtime.kernels.launch import Kernel, Launcher, Threads, sizes_of
+from tqgguf.formats.codec import Codec
+from tqgguf.runtime.kernels.geometry import (
+    COLUMNS_OF_A_TILE,
+    FAMILIES,
+    TILE_KEYS,
+    DecodeGeometry,
+    decode_geometry,
+    n_coded_splits,
+)
+from tqgguf.runtime.kernels.launch import Kernel, Launcher, Threads, sizes_array
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
 from tqgguf.runtime.kv_sides import PAGE, SideView, prefix_length
 
 _SIZES = (
     *("group_size", "n_rows", "offset", "n_coded", "own_start", "n_prefix", "window", "first_page", "k_page", "v_page"),
-    # of own rows, then of the exact prefix: elements from token to token, from head to head, before the first
+    # of own rows, then of the exact prefix, as `_Float` has them
     *(f"{side}_{what}{where}" for side in "kv" for what in ("token", "head", "start") for where in ("", "_of_prefix")),
 )
 ATTENTION = Kernel(
@@ -33,11 +45,72 @@ MERGE = Kernel(
 )
 
 
-class _Float:
-    """Where a side's f16 rows of the own page or of the exact prefix lie."""
+class _Float(NamedTuple):
+    """f16 rows of the own page or of the exact prefix: where they lie, in elements."""
 
-    def __init__(self, array: mx.array, token: int, head: int, start: int) -> None:
-        self.array, self.token, self.head, self.start = array, token, head, start
+    array: mx.array
+    token: int
+    head: int
+    start: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What calls for the same codecs and numbers of heads and rows share."""
+
+    geometry: DecodeGeometry
+    n_chunks: int
+    columns: int
+    template: dict[str, Any]
+    merge_template: dict[str, Any]
+    constants: dict[str, mx.array]
+    v_signs: mx.array
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    family: str,
+    k: Codec,
+    v: Codec,
+    n_columns: int,
+    scale: float,
+    centred: bool,
+    scaled: bool,
+    with_sinks: bool,
+    dtype: mx.Dtype,
+) -> _Plan:
+    geometry = decode_geometry(FAMILIES[family], k, v, n_columns)
+    columns = COLUMNS_OF_A_TILE * geometry.column_tiles
+    template = {
+        "K_TYPE": KERNEL_TYPES[k.cache_type],
+        "K_DIM": k.head_dim,
+        "K_GROUP": group_of(k),
+        "K_ROTATION": rotation_size(k),
+        "V_TYPE": KERNEL_TYPES[v.cache_type],
+        "V_DIM": v.head_dim,
+        "V_GROUP": group_of(v),
+        "TILES": geometry.column_tiles,
+        "KEY_TILES": geometry.walk.key_tiles,
+        "K_COPIES": geometry.k_copies,
+        "V_COPIES": geometry.v_copies,
+        "ONE_TABLE": geometry.one_table,
+        "CENTRED": centred,
+        "SCALED": scaled,
+    }
+    merge_template = {
+        "T": dtype,
+        "V_DIM": v.head_dim,
+        "V_ROTATION": rotation_size(v),
+        "TILES": geometry.column_tiles,
+        "SINKS": with_sinks,
+    }
+    constants = {
+        "k_book": book(k),
+        "v_book": book(v),
+        "k_signs": signs(k),
+        "factors": mx.full((8,), scale, dtype=mx.float32),
+    }
+    return _Plan(geometry, -(-n_columns // columns), columns, template, merge_template, constants, signs(v))
 
 
 def attend_blocks(
@@ -59,73 +132,44 @@ def attend_blocks(
     """
     n_heads, n_rows, _ = q.shape
     n_kv_heads = k.rows.shape[0]
+    group_size = n_heads // n_kv_heads
+    centred, scaled = k.page_means is not None, k.channel_scale is not None
+    plan = _plan(
+        launcher.family, k.codec, v.codec, group_size * n_rows, scale, centred, scaled, sinks is not None, q.dtype
+    )
+    walk, family = plan.geometry.walk, FAMILIES[launcher.family]
     own_start = offset // PAGE * PAGE
     first_page = _first_page(k, v, offset, window)
     n_prefix = prefix_length(k, v) if own_start else 0
-    family = FAMILIES[launcher.family]
-    n_columns = n_heads // n_kv_heads * n_rows
-    geometry = decode_geometry(family, k.codec, v.codec, n_columns)
-    walk, columns = geometry.walk, COLUMNS_OF_A_TILE * geometry.column_tiles
-    n_chunks = -(-n_columns // columns)
     n_steps = max(0, own_start // PAGE - first_page) * (PAGE // (TILE_KEYS * walk.key_tiles))
-    n_coded = n_coded_splits(family, n_steps, n_kv_heads, n_chunks, walk)
-    own = [_own_rows(side, own_start) for side in (k, v)]
-    prefix = [_prefix_rows(side, n_prefix) for side in (k, v)]
-    places = {
-        f"{side}_{what}{where}": getattr(rows, what)
-        for side, pair in zip("kv", zip(own, prefix, strict=True), strict=True)
-        for where, rows in zip(("", "_of_prefix"), pair, strict=True)
-        for what in ("token", "head", "start")
-    }
-    sizes = sizes_of(
-        ATTENTION,
-        group_size=n_heads // n_kv_heads,
-        n_rows=n_rows,
-        offset=offset,
-        n_coded=n_coded,
-        own_start=own_start,
-        n_prefix=n_prefix,
-        window=window or 0,
-        first_page=first_page,
-        k_page=k.first_page,
-        v_page=v.first_page,
-        **places,
-    )
-    template = {
-        "K_TYPE": KERNEL_TYPES[k.codec.cache_type],
-        "K_DIM": k.codec.head_dim,
-        "K_GROUP": group_of(k.codec),
-        "K_ROTATION": rotation_size(k.codec),
-        "V_TYPE": KERNEL_TYPES[v.codec.cache_type],
-        "V_DIM": v.codec.head_dim,
-        "V_GROUP": group_of(v.codec),
-        "TILES": geometry.column_tiles,
-        "KEY_TILES": walk.key_tiles,
-        "K_COPIES": geometry.k_copies,
-        "V_COPIES": geometry.v_copies,
-        "ONE_TABLE": geometry.one_table,
-        "CENTRED": k.page_means is not None,
-        "SCALED": k.channel_scale is not None,
-    }
-    shape = (n_kv_heads, n_chunks, n_coded + 1, columns)
-    inputs = {
-        "q": q,
-        **dict(zip(("k_codes", "k_scales"), _planes(k), strict=True)),
-        **dict(zip(("v_codes", "v_scales"), _planes(v), strict=True)),
-        "page_means": given(k.page_means, mx.float16),
-        "channel_scale": given(k.channel_scale, mx.float32),
-        **{f"{side}_rows": rows.array for side, rows in zip("kv", own, strict=True)},
-        **{f"{side}_prefix": rows.array for side, rows in zip("kv", prefix, strict=True)},
-        **{f"{side}_book": book(view.codec) for side, view in (("k", k), ("v", v))},
-        "k_signs": signs(k.codec),
-        "factors": _factors(scale),
-        "sizes": sizes,
-    }
+    n_coded = n_coded_splits(family, n_steps, n_kv_heads, plan.n_chunks, walk)
+    own_k, own_v = (_own_rows(side, own_start) for side in (k, v))
+    prefix_k, prefix_v = (_prefix_rows(side, n_prefix) for side in (k, v))
+    numbers = (group_size, n_rows, offset, n_coded, own_start, n_prefix, window or 0, first_page)
+    places = (n for own, prefix in ((own_k, prefix_k), (own_v, prefix_v)) for n in _places(own, prefix))
+    sizes = sizes_array(*numbers, k.first_page, v.first_page, *places)
+    k_codes, k_scales = _planes(k)
+    v_codes, v_scales = _planes(v)
+    shape = (n_kv_heads, plan.n_chunks, n_coded + 1, plan.columns)
     sums, statistics = launcher.launch(
         ATTENTION,
-        inputs,
-        template,
-        Threads((n_coded + 1, n_kv_heads, n_chunks), walk.simdgroups, walk.resident),
+        {
+            **plan.constants,
+            "q": q,
+            "k_codes": k_codes,
+            "k_scales": k_scales,
+            "v_codes": v_codes,
+            "v_scales": v_scales,
+            "page_means": given(k.page_means, mx.float16),
+            "channel_scale": given(k.channel_scale, mx.float32),
+            "k_rows": own_k.array,
+            "v_rows": own_v.array,
+            "k_prefix": prefix_k.array,
+            "v_prefix": prefix_v.array,
+            "sizes": sizes,
+        },
+        plan.template,
+        Threads((n_coded + 1, n_kv_heads, plan.n_chunks), walk.simdgroups, walk.resident),
         [((*shape, v.codec.head_dim), mx.float32), ((*shape, 2), mx.float32)],
     )
     (out,) = launcher.launch(
@@ -133,17 +177,11 @@ def attend_blocks(
         {
             "sums": sums,
             "statistics": statistics,
-            "v_signs": signs(v.codec),
+            "v_signs": plan.v_signs,
             "sinks": nothing(mx.float32) if sinks is None else _padded(sinks.astype(mx.float32)),
             "sizes": sizes,
         },
-        {
-            "T": q.dtype,
-            "V_DIM": v.codec.head_dim,
-            "V_ROTATION": rotation_size(v.codec),
-            "TILES": geometry.column_tiles,
-            "SINKS": sinks is not None,
-        },
+        plan.merge_template,
         Threads((n_heads * n_rows, 1, 1), family.merge_simdgroups),
         [((n_heads, n_rows, v.codec.head_dim), q.dtype)],
     )
@@ -181,13 +219,9 @@ def _prefix_rows(side: SideView, n_prefix: int) -> _Float:
     return _Float(side.prefix, head_dim, n_rows * head_dim, 0)
 
 
-_kept_factors: dict[float, mx.array] = {}
-
-
-def _factors(scale: float) -> mx.array:
-    if scale not in _kept_factors:
-        _kept_factors[scale] = mx.full((8,), scale, dtype=mx.float32)
-    return _kept_factors[scale]
+def _places(own: _Float, prefix: _Float) -> tuple[int, ...]:
+    """As the last entries of _SIZES name them."""
+    return own.token, prefix.token, own.head, prefix.head, own.start, prefix.start
 
 
 def _padded(array: mx.array) -> mx.array:

@@ -1,6 +1,6 @@
-  // Rows out T [heads, n_tokens, DIM] from position `start` on: blocks before coded_end, rows f16 from there. The exact
-  // prefix comes from its own rows. UNROTATED: in original axes, else as blocks have them (then neither SCALED nor CENTRED).
-  // grid: x shares of tokens, y the KV heads from first_head on. One simdgroup takes a row at a time.
+  // Rows out T [heads, n_tokens, DIM]: n_coded from blocks, from position `start` on (a page's edge), then f16 rows of `own`
+  // from own_first on. The exact prefix comes from its own rows. UNROTATED: in original axes, else as blocks have them (then
+  // neither SCALED nor CENTRED). grid: x shares of tokens, y KV heads from first_head on. A simdgroup takes a row at a time.
   using namespace tq;
   typedef Part<TYPE, DIM, GROUP, 1> Row;
   constexpr int PER_LANE = DIM / 32;
@@ -10,12 +10,12 @@
   for (uint token = threadgroup_position_in_grid.x * uint(SIMDGROUPS) + simdgroup_index_in_threadgroup; token < n_tokens; token += stride) {
     const uint key = start + token;
     float x[PER_LANE];
-    if (key < uint(sizes[AT_n_prefix])) {
+    if (token >= uint(sizes[AT_n_coded])) {
+      const uint row = head * uint(sizes[AT_n_own]) + uint(sizes[AT_own_first]) + token - uint(sizes[AT_n_coded]);
+      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = float(own[ulong(row) * ulong(DIM) + ulong(uint(i) * 32u + lane)]);
+    } else if (key < uint(sizes[AT_n_prefix])) {
       const uint row = head * uint(sizes[AT_n_prefix]) + key;
       UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = float(prefix[row * uint(DIM) + uint(i) * 32u + lane]);
-    } else if (key >= uint(sizes[AT_coded_end])) {
-      const uint row = head * uint(sizes[AT_n_own]) + key - uint(sizes[AT_own_start]);
-      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = float(own[ulong(row) * ulong(DIM) + ulong(uint(i) * 32u + lane)]);
     } else {
       const uint page = key / 128u - uint(sizes[AT_codes_page]);
       const ulong row = ulong((page * n_heads + head) * 128u + key % 128u);

@@ -22,9 +22,11 @@ DECODE = Kernel(
     ("codes.metal", "vectors.metal"),
     ("codes", "scales", "page_means", "channel_scale", "prefix", "own", "book", "signs", "sizes"),
     ("out",),
-    ("first_head", "n_heads", "start", "n_tokens", "coded_end", "codes_page", "n_prefix", "own_start", "n_own"),
+    ("first_head", "n_heads", "start", "n_tokens", "n_coded", "codes_page", "n_prefix", "own_first", "n_own"),
 )
+JOIN = Kernel("join_rows", (), ("tail", "fresh", "sizes"), ("out",), ("n_held", "n_new", "dim"))
 _ROWS_OF_A_SIMDGROUP = 8  # that decoding gives to each, where there are many
+_SIMDGROUPS_OF_A_ROW = 4  # that copy it
 
 
 def encode_pages(
@@ -78,49 +80,50 @@ def decode_rows(
     launcher: Launcher,
     side: SideView,
     start: int,
-    end: int,
-    *,
     coded_end: int,
+    *,
+    own: tuple[int, int] | None = None,
     dtype: mx.Dtype,
     heads: tuple[int, int] | None = None,
     unrotated: bool = True,
 ) -> mx.array:
-    """A block side's rows at positions start .. end - 1: decoded up to coded_end (a page's edge), own f16 rows from
-    there.
+    """What a block side's pages at positions start .. coded_end - 1 decode to, and after them the f16 rows of `own`.
 
-    heads: the KV heads first .. last - 1 only. unrotated: in original axes with the exact prefix from its own rows;
-    else what blocks decode to, as they have it. Returns dtype [heads, end - start, head_dim].
+    own: first and last position of rows that the side holds in f16. heads: the KV heads first .. last - 1 only.
+    unrotated: in original axes with the exact prefix from its own rows; else what blocks decode to, as they have it.
+    Returns dtype [heads, tokens, head_dim].
     """
     codec = side.codec
     n_heads = side.codes.shape[1] if side.codes is not None else side.rows.shape[0]
     first_head, last_head = heads or (0, n_heads)
     family = FAMILIES[launcher.family]
-    n_prefix = side.prefix.shape[1] if unrotated and side.prefix is not None else 0
-    centred, scaled = unrotated and side.page_means is not None, unrotated and side.channel_scale is not None
-    rows_of_group = _ROWS_OF_A_SIMDGROUP * family.decode_simdgroups
+    prefix = side.prefix if unrotated else None
+    means, scale = (side.page_means, side.channel_scale) if unrotated else (None, None)
+    n_coded, n_own = coded_end - start, own[1] - own[0] if own else 0
+    sizes = sizes_of(
+        DECODE,
+        first_head=first_head,
+        n_heads=n_heads,
+        start=start,
+        n_tokens=n_coded + n_own,
+        n_coded=n_coded,
+        codes_page=side.pages_start,
+        n_prefix=0 if prefix is None else prefix.shape[1],
+        own_first=own[0] - side.rows_start if own else 0,
+        n_own=side.rows.shape[1] if own else 0,
+    )
     (out,) = launcher.launch(
         DECODE,
         {
             "codes": given(side.codes, mx.uint8),
             "scales": given(side.scales, mx.float16),
-            "page_means": given(side.page_means if centred else None, mx.float16),
-            "channel_scale": given(side.channel_scale if scaled else None, mx.float32),
-            "prefix": given(side.prefix if n_prefix else None, mx.float16),
-            "own": given(side.rows if end > coded_end else None, mx.float16),
+            "page_means": given(means, mx.float16),
+            "channel_scale": given(scale, mx.float32),
+            "prefix": given(prefix, mx.float16),
+            "own": given(side.rows if own else None, mx.float16),
             "book": book(codec),
             "signs": signs(codec),
-            "sizes": sizes_of(
-                DECODE,
-                first_head=first_head,
-                n_heads=n_heads,
-                start=start,
-                n_tokens=end - start,
-                coded_end=coded_end,
-                codes_page=side.pages_start,
-                n_prefix=n_prefix,
-                own_start=side.rows_start,
-                n_own=side.rows.shape[1] if side.rows.ndim == 3 else 0,
-            ),
+            "sizes": sizes,
         },
         {
             "T": dtype,
@@ -129,10 +132,31 @@ def decode_rows(
             "GROUP": group_of(codec),
             "ROTATION": rotation_size(codec),
             "UNROTATED": unrotated,
-            "CENTRED": centred,
-            "SCALED": scaled,
+            "CENTRED": means is not None,
+            "SCALED": scale is not None,
         },
-        Threads((-(-(end - start) // rows_of_group), last_head - first_head, 1), family.decode_simdgroups),
-        [((last_head - first_head, end - start, codec.head_dim), dtype)],
+        Threads(
+            (-(-(n_coded + n_own) // (_ROWS_OF_A_SIMDGROUP * family.decode_simdgroups)), last_head - first_head, 1),
+            family.decode_simdgroups,
+        ),
+        [((last_head - first_head, n_coded + n_own, codec.head_dim), dtype)],
+    )
+    return out
+
+
+def join_rows(launcher: Launcher, tail: mx.array | None, new: mx.array) -> mx.array:
+    """f16 rows [n_kv_heads, tokens, head_dim], or none, and new ones [1, ...] of any float type after them: f16."""
+    _, n_heads, n_new, head_dim = new.shape
+    n_held = 0 if tail is None else tail.shape[1]
+    (out,) = launcher.launch(
+        JOIN,
+        {
+            "tail": given(tail, mx.float16),
+            "fresh": new,
+            "sizes": sizes_of(JOIN, n_held=n_held, n_new=n_new, dim=head_dim),
+        },
+        {},
+        Threads((n_held + n_new, n_heads, 1), _SIMDGROUPS_OF_A_ROW),
+        [((n_heads, n_held + n_new, head_dim), mx.float16)],
     )
     return out

@@ -66,6 +66,8 @@ __forceinline__ uint pack_halves(float low, float high) {
 }
 __forceinline__ uint low_halves(uint x, uint y) { return __byte_perm(x, y, 0x5410); }
 __forceinline__ uint high_halves(uint x, uint y) { return __byte_perm(x, y, 0x7632); }
+__forceinline__ uint double_bytes(uint x) { return __byte_perm(x, 0u, 0x1100); }
+__forceinline__ float low_half(uint x) { return __half2float(__ushort_as_half((unsigned short)(x & 0xffffu))); }
 __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -10,6 +10,8 @@ namespace tq {
 inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
 inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
 inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
+inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0xffu) * 0x01010000u; }  // of 16 bits: a a b b
+inline float low_half(uint x) { return float(as_type<half2>(x).x); }
 inline float exp2_fast(float x) { return metal::fast::exp2(x); }
 inline uint opaque(uint x) { return x; }
 
