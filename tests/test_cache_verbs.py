@@ -38,7 +38,7 @@ def test_a_question_about_a_kept_document_is_answered_in_the_chat_template(
     text, cache = tmp_path / "text.txt", tmp_path / "cache.gguf"
     text.write_text(story)
     status, out, err = call(capsys, "save", str(cache), "-f", str(text), *TURBO)
-    assert (status, out) == (0, "")
+    assert (status, out) == (0, f"{cache}\n")
     assert "0 decoded" in err
     assert "kept in the prompt cache" in err
     before = cache.read_bytes()

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     write_tiny(folder / "model.gguf", TinyModel(head_dim=128, context_length=8192))
     (folder / "question.txt").write_text("What is this?\n")
+    (folder / "book.txt").write_text("What is this? " * 300)
     write_folder(folder / "my-model")
     # transformers, which mlx-lm's loader uses, wants special tokens as plain text
     settings = folder / "my-model" / "tokenizer_config.json"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 from tqgguf.cli.calibrate_request import CalibrateRequest
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.atomic import check_target
@@ -72,8 +71,7 @@ def calibrate(request: CalibrateRequest) -> int:
     say(f"channel scale of K: {len(scales)} layers from {windows.size:,} tokens, {time.perf_counter() - started:.0f} s")
     if path.absolute() not in (beside(opened.path), cached(opened.fingerprint)):
         say(f"use it with --kv-calibration {path}, or put it beside the model as {beside(opened.path).name}")
-    sys.stdout.buffer.write(os.fsencode(path) + b"\n")  # its own bytes, for the command that takes it
-    sys.stdout.flush()
+    name_product(path)
     return 0
 
 

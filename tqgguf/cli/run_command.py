@@ -11,6 +11,7 @@ from tqgguf.cli import report
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.measuring import chunk_of, open_requested
+from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
@@ -175,6 +176,7 @@ class _Run:
             prefill.end()
             self.prompt_cache.save(self.session)
         self.finish = "kept"
+        name_product(self.prompt_cache.path)
         return 0
 
     def answer_once(self) -> int:
