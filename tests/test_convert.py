@@ -113,11 +113,11 @@ def test_json_tells_what_was_made(files: Files) -> None:
     ("argv", "status", "message"),
     [
         (("a.kv.gguf", "a.what"), 2, "expected a name ending in .gguf"),
-        (("a.kv.gguf", "a.kv.gguf"), 2, "is the file to be converted; give another name"),
+        (("a.kv.gguf", "a.kv.gguf"), 2, "is a file to be converted; give another name"),
         (("nothing.gguf", "a.session"), 1, "nothing.gguf: cannot be opened"),
         (("a.kv.gguf", "no/a.session"), 2, "does not exist; make it first"),
         (("a.session", "b.kv.gguf"), 2, "name the model with -m, or --head-dim"),
-        (("model.gguf", "b.session"), 1, "expected general.type kv-snapshot, found"),
+        (("model.gguf", "b.session"), 2, "a model becomes a GGUF"),
         (("a.kv.gguf", "b.session", "-m", "other.gguf"), 2, "expected this model's weights, found others"),
         (("a.kv.gguf", "b.session", "-m", "."), 2, "expected the model's GGUF, found a folder"),
         (("a.kv.gguf", "b.session", "--profile", "mine"), 2, "profile: expected one of mainline, thetom-2026-05"),

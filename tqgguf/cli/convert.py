@@ -9,16 +9,20 @@ import typer
 from tqgguf.cli import options
 from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option
 
-FOREIGN = "What foreign files do not say"
-TARGET = "What is written"
+WEIGHTS = "Of models"
+FOREIGN = "Of prompt caches: what foreign files do not say"
+TARGET = "Of prompt caches"
 
 EXAMPLES = (
+    "tqgguf convert model.gguf small.gguf --type q8_0",
+    "tqgguf convert model.gguf parts.gguf --split-max-size 2G    # any of the parts is a SRC again",
     "tqgguf convert book.kv.gguf book.session -m model.gguf    # for llama.cpp's --prompt-cache",
     "tqgguf convert book.session book.kv.gguf -m model.gguf",
     "tqgguf convert book.kv.gguf book.safetensors    # for mlx_lm.generate --prompt-cache-file",
 )
 
 To = Literal["gguf", "session", "sequence", "mlx-lm"]
+WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Switch = Literal["on", "off"]
 
 
@@ -31,6 +35,28 @@ class ConvertCommand(ExamplesCommand):
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", hidden=True)],
     target: Annotated[str, typer.Argument(metavar="DST", hidden=True)],
+    weight_type: Annotated[
+        WeightType | None,
+        option(
+            WEIGHTS,
+            "Type of the weights, by llama-quantize's rules: vectors, norms and routers stay, an output layer gets at "
+            "least q8_0. Default: as they are.",
+            "--type",
+            metavar="TYPE",
+        ),
+    ] = None,
+    split_max_size: Annotated[
+        str | None,
+        option(
+            WEIGHTS,
+            "Split into files of at most so many bytes, as in 2G or 500M. Default: one file.",
+            "--split-max-size",
+            metavar="N(M|G)",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, option(WEIGHTS, "Only say what each tensor would become, and write nothing.", "--dry-run")
+    ] = False,
     to: Annotated[
         To | None,
         option(
@@ -48,7 +74,7 @@ def convert(
         str | None, option(TARGET, "Type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
     ] = None,
     requantise: Annotated[
-        bool, option(TARGET, "Quantise again what is quantised already, where that is needed.", "--requantise")
+        bool, option(OUTPUT, "Quantise again what is quantised already, where that is needed.", "--requantise")
     ] = False,
     v_trans: Annotated[
         bool | None,
@@ -93,17 +119,18 @@ def convert(
     debug: options.Debug = False,
     version: options.Version = False,
 ) -> None:
-    """Convert a prompt cache SRC into another format or other types: our GGUF, llama.cpp's session and sequence files,
-    mlx-lm's safetensors.
+    """Convert a model or a prompt cache SRC: a GGUF's weights into another type, split or merged; a prompt cache into
+    another format or other types (our GGUF, llama.cpp's session and sequence files, mlx-lm's safetensors).
 
-    Blocks are copied where both formats have them; quantising twice has to be asked for. Without -m a llama.cpp file
-    needs --head-dim, and what is written says of no model that it belongs to it.
+    Metadata and tensors that are not quantised are copied as they are, and so are blocks where both formats have
+    them; quantising twice has to be asked for. Without -m a llama.cpp file needs --head-dim, and what is written says
+    of no model that it belongs to it.
     """
-    from tqgguf.cli import convert_command  # lazily: --help need not wait for numpy
+    from tqgguf.cli import convert_command, convert_request  # lazily: --help need not wait for numpy
 
     raise typer.Exit(
         convert_command.convert(
-            convert_command.ConvertRequest(
+            convert_request.ConvertRequest(
                 source=source,
                 target=target,
                 to=to,
@@ -119,6 +146,9 @@ def convert(
                 rotated=None if rotation is None else rotation == "on",
                 generation=generation,
                 sequence=sequence,
+                weight_type=weight_type,
+                split_max_size=split_max_size,
+                dry_run=dry_run,
                 json_output=json_output,
             )
         )

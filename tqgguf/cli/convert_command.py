@@ -1,145 +1,58 @@
-"""What `tqgguf convert` does with a request: open the one file, write the other, say what was made."""
+"""What `tqgguf convert` does with a request: what SRC holds decides who serves it."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
-from tqgguf.cli.figures import size
-from tqgguf.cli.progress import say
-from tqgguf.formats.atomic import check_target
-from tqgguf.formats.carriers import CARRIERS, Foreign, Target, carrier_kind, open_carrier, write_carrier
+from tqgguf.cli.convert_cache import convert_cache
+from tqgguf.cli.convert_request import CACHE_FLAGS, MODEL_FLAGS, ConvertRequest, refuse_flags
+from tqgguf.cli.convert_weights import convert_weights
+from tqgguf.formats.carriers import head_kind
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.file_kind import FileKind
-from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.file_kind import FileKind, gguf_kind
 from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.llama_export import ExportOptions
-from tqgguf.formats.llama_import import ImportOptions
-from tqgguf.formats.llama_profiles import MAINLINE
-from tqgguf.formats.mlx_export import MlxExportOptions
-from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
-from tqgguf.formats.snapshot import Snapshot
-from tqgguf.formats.snapshot_fit import check_model
 
-_KINDS = {
-    "gguf": FileKind.SNAPSHOT,
-    "session": FileKind.SESSION,
-    "sequence": FileKind.SEQUENCE,
-    "mlx-lm": FileKind.SAFETENSORS,
+
+class Route(NamedTuple):
+    """Who serves a kind of SRC: its name in messages, the flags that are not about it and what they are about."""
+
+    name: str
+    foreign_flags: dict[str, str]
+    flags_are_about: str
+    convert: Callable[[ConvertRequest], int]
+
+
+_CACHE = Route("a prompt cache", MODEL_FLAGS, "models", convert_cache)
+_MODEL = Route("a model", CACHE_FLAGS, "prompt caches", convert_weights)
+
+ROUTES: dict[FileKind, Route] = {
+    FileKind.SNAPSHOT: _CACHE,
+    FileKind.SESSION: _CACHE,
+    FileKind.SEQUENCE: _CACHE,
+    FileKind.SAFETENSORS: _CACHE,
+    FileKind.MODEL: _MODEL,
+    FileKind.GGUF: _MODEL._replace(name="a GGUF without a prompt cache"),
 }
-_ENDINGS = {
-    ".gguf": FileKind.SNAPSHOT,
-    ".session": FileKind.SESSION,
-    ".promptcache": FileKind.SESSION,
-    ".seq": FileKind.SEQUENCE,
-    ".slot": FileKind.SEQUENCE,
-    ".safetensors": FileKind.SAFETENSORS,
-}
-
-
-@dataclass(frozen=True)
-class ConvertRequest:
-    """One call of `tqgguf convert`; the fields are the options of `convert`."""
-
-    source: str
-    target: str
-    to: str | None = None
-    type_k: str | None = None
-    type_v: str | None = None
-    requantise: bool = False
-    v_trans: bool | None = None
-    bits: int = 0
-    group_size: int = 64
-    profile: str | None = None
-    model: str | None = None
-    head_dim: int = 0
-    rotated: bool | None = None
-    generation: int | None = None
-    sequence: int | None = None
-    json_output: bool = False
 
 
 def convert(request: ConvertRequest) -> int:
     """Serve the request and return the exit status. What can be refused is refused before anything is written."""
-    kind, source_kind = _target_kind(request), carrier_kind(request.source)
-    _check_places(request)
-    outline = _outline(request.model)
-    foreign = Foreign(
-        outline,
-        request.head_dim,
-        ImportOptions(request.profile or MAINLINE, request.rotated, request.generation, request.sequence),
-    )
-    snapshot = open_carrier(request.source, foreign)
-    if outline is not None and outline.fingerprint is not None:
-        shapes = [layer.shape for layer in outline.layers]
-        check_model(readable(request.source), snapshot, outline.architecture, outline.fingerprint, shapes, native=False)
-    write_carrier(request.target, snapshot, kind, _target(request, source_kind))
-    _tell(request, snapshot, source_kind, kind)
-    return 0
+    kind = _source_kind(request.source)
+    if kind not in ROUTES:
+        raise RequestError(f"{request.source}: expected a model or a prompt cache, found a {kind.value}; copy it")
+    route = ROUTES[kind]
+    refuse_flags(request, route.foreign_flags, route.flags_are_about, route.name)
+    return route.convert(request)
 
 
-def _target_kind(request: ConvertRequest) -> FileKind:
-    if request.to is not None:
-        return _KINDS[request.to]
-    ending = os.path.splitext(request.target)[1].lower()
-    if ending not in _ENDINGS:
-        raise RequestError(f"{request.target}: expected a name ending in {', '.join(_ENDINGS)}, or --to FORMAT")
-    return _ENDINGS[ending]
-
-
-def _check_places(request: ConvertRequest) -> None:
-    check_target(request.target)
-    if os.path.exists(request.target) and os.path.samefile(request.source, request.target):
-        raise RequestError(f"{request.target}: is the file to be converted; give another name")
-
-
-def _outline(model: str | None) -> ModelOutline | None:
-    if model is None:
-        return None
-    if os.path.isdir(model):
-        raise RequestError(f"-m {model}: expected the model's GGUF, found a folder")
-    with open_gguf(model) as file:
-        return outline_of_gguf(file)
-
-
-def _target(request: ConvertRequest, source_kind: FileKind) -> Target:
-    """Flags about llama.cpp files are about SRC if that is one, and only else about DST."""
-    own = source_kind is FileKind.SNAPSHOT
-    return Target(
-        request.type_k,
-        request.type_v,
-        request.requantise,
-        ExportOptions(
-            profile=request.profile,
-            v_trans=request.v_trans,
-            rotated=request.rotated if own else None,
-            generation=request.generation if own else None,
-        ),
-        MlxExportOptions(bits=request.bits, group_size=request.group_size),
-    )
-
-
-def _tell(request: ConvertRequest, snapshot: Snapshot, source_kind: FileKind, kind: FileKind) -> None:
-    n_bytes = os.path.getsize(request.target)
-    if request.json_output:
-        print(
-            json.dumps(
-                {
-                    "source": readable(request.source),
-                    "source_kind": source_kind.value,
-                    "target": readable(request.target),
-                    "target_kind": kind.value,
-                    "tokens": len(snapshot.tokens),
-                    "cells": snapshot.n_cells,
-                    "layers": len(snapshot.layers),
-                    "bytes": n_bytes,
-                },
-                ensure_ascii=False,
-            )
-        )
-        return
-    say(
-        f"{readable(request.source)} ({CARRIERS[source_kind].name}) to {readable(request.target)} "
-        f"({CARRIERS[kind].name}): {snapshot.n_cells:,} tokens, {len(snapshot.layers)} layers, {size(n_bytes)}"
-    )
+def _source_kind(path: str) -> FileKind:
+    """What SRC is; what is of no known kind is left to the reader of models, whose refusal says what it is."""
+    if os.path.isdir(path):
+        raise RequestError(f"{path}: expected a file to convert, found a folder")
+    kind = head_kind(path)
+    if kind is not FileKind.GGUF:
+        return kind or FileKind.MODEL
+    with open_gguf(path) as file:
+        return gguf_kind(file.metadata.get, file.tensors)

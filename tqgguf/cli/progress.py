@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TextIO
 
+from tqgguf.cli.figures import size
+
 REDRAW_SECONDS = 0.1
 
 
@@ -51,9 +53,23 @@ class ProgressLine:
             self.drawn = now
             rate = done / max(now - self.started, 1e-9)
             left = f", {(total - done) / rate:.0f} s left" if 0 < done < total and now - self.started > 1 else ""
-            tell(f"\r{self.task} {done / max(total, 1):4.0%} of {total:,} {self.unit}{left}\x1b[K")
+            tell(f"\r{self.task} {done / max(total, 1):4.0%} of {self.amount(total, rate)}{left}\x1b[K")
+
+    def amount(self, total: int, rate: float) -> str:
+        """How much there is to do, with its unit. rate: units in a second."""
+        return f"{total:,} {self.unit}"
 
     def end(self) -> None:
         """Leave an empty line to what comes next."""
         if self.shown:
             tell("\r\x1b[K")
+
+
+class BytesLine(ProgressLine):
+    """Progress in bytes, with how many pass in a second."""
+
+    def __init__(self, task: str, quiet: bool = False) -> None:
+        super().__init__(task, "bytes", quiet)
+
+    def amount(self, total: int, rate: float) -> str:
+        return f"{size(total)}, {size(int(rate))}/s"

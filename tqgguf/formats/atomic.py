@@ -11,9 +11,10 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tqgguf.formats.errors import RequestError, TqggufError
@@ -48,6 +49,22 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: cannot be written: {_reason(error)}") from error
     return target
+
+
+def check_space(path: str, n_bytes: int) -> None:
+    """TqggufError where the disk that is to hold `path` has too little room. An older file there is not counted: it
+    goes only once the new one is whole.
+    """
+    free = shutil.disk_usage(check_target(path).parent).free
+    if n_bytes > free:
+        raise TqggufError(f"{path}: {n_bytes:,} bytes are to be written, and {free:,} are free on that disk")
+
+
+def refuse_source(path: str, sources: Iterable[str]) -> None:
+    """RequestError where `path` is one of the files that are to be read, by whatever name."""
+    for source in sources:
+        if os.path.exists(path) and os.path.samefile(path, source):
+            raise RequestError(f"{path}: is a file to be converted; give another name")
 
 
 @contextlib.contextmanager

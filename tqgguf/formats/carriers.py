@@ -88,12 +88,17 @@ def write_carrier(
 
 def carrier_kind(path: str) -> FileKind:
     """The kind of an existing file by its first bytes; of a GGUF, SNAPSHOT. TqggufError: it cannot be read."""
+    kind = head_kind(path)
+    return FileKind.SNAPSHOT if kind is None or kind is FileKind.GGUF else kind
+
+
+def head_kind(path: str) -> FileKind | None:
+    """`kind_by_head` of a file. TqggufError: it cannot be read."""
     try:
         with open(path, "rb") as file:
-            kind = kind_by_head(file.read(HEAD_BYTES))
+            return kind_by_head(file.read(HEAD_BYTES))
     except OSError as error:
         raise TqggufError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    return FileKind.SNAPSHOT if kind is None or kind is FileKind.GGUF else kind
 
 
 def _open_llama(path: str, foreign: Foreign) -> Snapshot:

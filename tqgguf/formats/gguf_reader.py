@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -26,7 +27,7 @@ from tqgguf.formats.gguf_metadata import MetadataAccess
 from tqgguf.formats.gguf_parse import ParsedGguf, parse
 from tqgguf.formats.gguf_split import judge_set, shard_paths
 from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
-from tqgguf.formats.mapped_file import map_file, release
+from tqgguf.formats.mapped_file import forget_pages, map_file, release
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class GGUFFile(MetadataAccess):
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {info.name: info for shard, parsed in enumerate(files) for info in _tensor_infos(parsed, shard)}
         )
+        self._entries_end = files[0].tensors[0].offset if files[0].tensors else files[0].end
         self._buffers: list[Buffer] | None = buffers
 
     def tensor(self, name: str) -> TensorInfo:
@@ -111,6 +113,21 @@ class GGUFFile(MetadataAccess):
         if self._buffers is None:
             raise TqggufError(f"{self.path}: its bytes were asked for after the file was closed")
         return memoryview(self._buffers[shard])
+
+    def raw_entries(self) -> dict[str, bytes]:
+        """The (first) file's metadata entries as their bytes: key, type and value, in their order."""
+        edges = [*(entry.offset for entry in self.entries), self._entries_end]
+        data = self.bytes_of(0)
+        return {
+            entry.key: bytes(data[start:stop])
+            for entry, (start, stop) in zip(self.entries, pairwise(edges), strict=True)
+        }
+
+    def forget(self, name: str, start: int, stop: int) -> None:
+        """Let the system take back the memory of a range of a tensor's bytes, which are read anew if need be."""
+        info = self.tensor(name)
+        if self._buffers is not None:
+            forget_pages(self._buffers[info.shard], info.offset + start, info.offset + stop)
 
     def close(self) -> None:
         """Lets go of the file, at once or with the last array handed out (see the module's docstring). Idempotent."""

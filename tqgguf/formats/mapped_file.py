@@ -51,3 +51,15 @@ def release(buffer: Buffer) -> None:
     if isinstance(buffer, mmap.mmap):
         with contextlib.suppress(BufferError):
             buffer.close()
+
+
+def forget_pages(buffer: Buffer, start: int, stop: int) -> None:
+    """Let the system take back the memory of whole pages within a range that will not be read again soon.
+
+    The bytes stay what they are; a copy that the system holds of the file stays too.
+    """
+    if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            buffer.madvise(mmap.MADV_DONTNEED, first, last - first)

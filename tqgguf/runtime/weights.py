@@ -15,16 +15,15 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats import tensor_values
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf_reader import GGUFFile, TensorInfo
-from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
+from tqgguf.formats.gguf_types import GGML_TYPES
+from tqgguf.formats.tensor_values import can_decode, decode
 
 VALUES_AT_ONCE = 1 << 22  # decoded per step: 16 MB of float32
 
 Bytes = NDArray[np.uint8]
-
-# Type id -> gguf-py's decoder of it. Which types there are depends on gguf-py's version.
-_DECODERS = {i: getattr(gguf.quants, t.name) for i, t in GGML_TYPES.items() if hasattr(gguf.quants, t.name)}
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,6 @@ class Packed:
     bits: int
     group_size: int
     mode: str
-
-
-def can_decode(ggml_type: int) -> bool:
-    """Whether `dense` can read tensors of this type."""
-    return ggml_type_name(ggml_type) in ("F32", "F16", "BF16") or ggml_type in _DECODERS
 
 
 def dense(file: GGUFFile, name: str) -> NDArray[np.float32]:
@@ -105,15 +99,6 @@ def _decoded(file: GGUFFile, info: TensorInfo) -> Iterator[tuple[slice, NDArray[
         yield rows, values
 
 
-def decode(info: TensorInfo, stored: NDArray) -> NDArray[np.float32]:
-    """Rows of a tensor as `GGUFFile.array` gives them, [n, ...], to float32 [n, columns], whatever their values are."""
-    if info.type_name == "BF16":
-        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if info.ggml_type in _DECODERS:
-        return _DECODERS[info.ggml_type].dequantize(stored)
-    return stored.astype(np.float32)
-
-
 def packed(file: GGUFFile, name: str) -> Packed | None:
     """A matrix in one of mlx's packed forms, or None where its type or its values have no exact one (float types, Q6_K,
     Q3_K, Q2_K ...). FormatError where a scale is not finite.
@@ -169,9 +154,7 @@ def _check_finite(file: GGUFFile, info: TensorInfo, values: NDArray[np.float32])
 
 def row_groups(shape: tuple[int, ...], n_values: int | None = None) -> Iterator[slice]:
     """Runs of rows of at most n_values values (VALUES_AT_ONCE if none are given), of one row at least."""
-    step = max(1, (n_values or VALUES_AT_ONCE) // max(shape[-1], 1))
-    for start in range(0, shape[0], step):
-        yield slice(start, start + step)
+    return tensor_values.row_groups(shape, n_values or VALUES_AT_ONCE)
 
 
 def _pack_bits(codes: Bytes, bits: int) -> NDArray[np.uint32]:

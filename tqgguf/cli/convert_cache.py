@@ -1,0 +1,124 @@
+"""What `tqgguf convert` does with a prompt cache: open the one file, write the other, say what was made."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from tqgguf.cli.convert_request import ConvertRequest
+from tqgguf.cli.figures import size
+from tqgguf.cli.product import name_product
+from tqgguf.cli.progress import say
+from tqgguf.formats.atomic import check_target, refuse_source
+from tqgguf.formats.carriers import CARRIERS, Foreign, Target, carrier_kind, open_carrier, write_carrier
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.file_kind import FileKind
+from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.llama_export import ExportOptions
+from tqgguf.formats.llama_import import ImportOptions
+from tqgguf.formats.llama_profiles import MAINLINE
+from tqgguf.formats.mlx_export import MlxExportOptions
+from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
+from tqgguf.formats.snapshot import Snapshot
+from tqgguf.formats.snapshot_fit import check_model
+
+_KINDS = {
+    "gguf": FileKind.SNAPSHOT,
+    "session": FileKind.SESSION,
+    "sequence": FileKind.SEQUENCE,
+    "mlx-lm": FileKind.SAFETENSORS,
+}
+_ENDINGS = {
+    ".gguf": FileKind.SNAPSHOT,
+    ".session": FileKind.SESSION,
+    ".promptcache": FileKind.SESSION,
+    ".seq": FileKind.SEQUENCE,
+    ".slot": FileKind.SEQUENCE,
+    ".safetensors": FileKind.SAFETENSORS,
+}
+
+
+def convert_cache(request: ConvertRequest) -> int:
+    """Serve the request and return the exit status. What can be refused is refused before anything is written."""
+    kind, source_kind = _target_kind(request), carrier_kind(request.source)
+    _check_places(request)
+    outline = _outline(request.model)
+    foreign = Foreign(
+        outline,
+        request.head_dim,
+        ImportOptions(request.profile or MAINLINE, request.rotated, request.generation, request.sequence),
+    )
+    snapshot = open_carrier(request.source, foreign)
+    if outline is not None and outline.fingerprint is not None:
+        shapes = [layer.shape for layer in outline.layers]
+        check_model(readable(request.source), snapshot, outline.architecture, outline.fingerprint, shapes, native=False)
+    write_carrier(request.target, snapshot, kind, _target(request, source_kind))
+    _tell(request, snapshot, source_kind, kind)
+    return 0
+
+
+def _target_kind(request: ConvertRequest) -> FileKind:
+    if request.to is not None:
+        return _KINDS[request.to]
+    ending = os.path.splitext(request.target)[1].lower()
+    if ending not in _ENDINGS:
+        raise RequestError(f"{request.target}: expected a name ending in {', '.join(_ENDINGS)}, or --to FORMAT")
+    return _ENDINGS[ending]
+
+
+def _check_places(request: ConvertRequest) -> None:
+    check_target(request.target)
+    refuse_source(request.target, [request.source])
+
+
+def _outline(model: str | None) -> ModelOutline | None:
+    if model is None:
+        return None
+    if os.path.isdir(model):
+        raise RequestError(f"-m {model}: expected the model's GGUF, found a folder")
+    with open_gguf(model) as file:
+        return outline_of_gguf(file)
+
+
+def _target(request: ConvertRequest, source_kind: FileKind) -> Target:
+    """Flags about llama.cpp files are about SRC if that is one, and only else about DST."""
+    own = source_kind is FileKind.SNAPSHOT
+    return Target(
+        request.type_k,
+        request.type_v,
+        request.requantise,
+        ExportOptions(
+            profile=request.profile,
+            v_trans=request.v_trans,
+            rotated=request.rotated if own else None,
+            generation=request.generation if own else None,
+        ),
+        MlxExportOptions(bits=request.bits, group_size=request.group_size),
+    )
+
+
+def _tell(request: ConvertRequest, snapshot: Snapshot, source_kind: FileKind, kind: FileKind) -> None:
+    n_bytes = os.path.getsize(request.target)
+    if request.json_output:
+        print(
+            json.dumps(
+                {
+                    "source": readable(request.source),
+                    "source_kind": source_kind.value,
+                    "target": readable(request.target),
+                    "target_kind": kind.value,
+                    "tokens": len(snapshot.tokens),
+                    "cells": snapshot.n_cells,
+                    "layers": len(snapshot.layers),
+                    "bytes": n_bytes,
+                },
+                ensure_ascii=False,
+            )
+        )
+        return
+    say(
+        f"{readable(request.source)} ({CARRIERS[source_kind].name}) to {readable(request.target)} "
+        f"({CARRIERS[kind].name}): {snapshot.n_cells:,} tokens, {len(snapshot.layers)} layers, {size(n_bytes)}"
+    )
+    name_product(request.target)

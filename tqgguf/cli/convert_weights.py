@@ -1,0 +1,115 @@
+"""What `tqgguf convert` does with a model's GGUF: plan, write, say what became of the tensors and what stayed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+
+import tqgguf
+from tqgguf.cli.convert_request import ConvertRequest, bytes_of
+from tqgguf.cli.figures import aligned, size
+from tqgguf.cli.progress import BytesLine, say
+from tqgguf.formats.atomic import check_target
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_conversion import Plan, PlannedTensor, plan_gguf, write_plan
+from tqgguf.formats.gguf_errors import readable, shown
+from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
+from tqgguf.formats.gguf_types import ggml_type_name
+from tqgguf.formats.weight_rules import summary
+
+
+def convert_weights(request: ConvertRequest) -> int:
+    """Serve a request whose SRC is a GGUF of weights; returns the exit status."""
+    max_bytes = bytes_of(request.split_max_size)
+    if request.to not in (None, "gguf") or (request.to is None and not request.target.lower().endswith(".gguf")):
+        raise RequestError(f"{request.target}: a model becomes a GGUF; expected a name ending in .gguf, or --to gguf")
+    check_target(request.target)
+    with open_gguf(request.source) as file:
+        plan = plan_gguf(
+            file,
+            request.target,
+            request.weight_type,
+            max_bytes,
+            requantise=request.requantise,
+            step=_step(file, request),
+        )
+        seconds = None if request.dry_run else _write(plan)
+        _tell(request, plan, seconds)
+    return 0
+
+
+def _step(file: GGUFFile, request: ConvertRequest) -> str:
+    return (
+        f"tqgguf {tqgguf.__version__}: weights to {request.weight_type}, from {readable(os.path.basename(file.path))}"
+    )
+
+
+def _write(plan: Plan) -> float:
+    """Returns the seconds it took."""
+    from tqgguf.runtime.encode_rows import row_encoder  # lazily: a dry run needs no C library
+
+    line = BytesLine("converting")
+    try:
+        write_plan(plan, row_encoder(), line.update)
+    finally:
+        line.end()
+    return time.perf_counter() - line.started
+
+
+def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
+    changed = Counter(
+        f"{tensor.info.type_name} to {ggml_type_name(tensor.ggml_type)}"
+        for tensor in plan.tensors
+        if not tensor.is_copied
+    )
+    if request.json_output:
+        print(json.dumps(_report(request, plan, seconds), ensure_ascii=False), flush=True)
+    elif request.dry_run:
+        rows = [("tensor", "shape", "is", "becomes", "bytes", "")]
+        print("\n".join(aligned([*rows, *map(_row, plan.tensors)], n_left=4)), flush=True)
+    names = [readable(file.path) for file in plan.files]
+    target = names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} first"
+    did = ", ".join(f"{n} {what}" for what, n in changed.most_common()) or "all as they were"
+    rate = f" in {seconds:.1f} s, {size(int(plan.source_bytes / max(seconds, 1e-9)))}/s" if seconds is not None else ""
+    say(
+        f"{readable(request.source)} to {target}: {len(plan.tensors)} tensors, {did}; {size(plan.source_bytes)} to "
+        f"{size(plan.n_bytes)}{rate}" + ("; nothing was written" if request.dry_run else "")
+    )
+    others = summary(tensor.reason for tensor in plan.tensors)
+    if others:
+        say(f"not made {request.weight_type}: " + ", ".join(f"{n} ({reason})" for reason, n in others.items()))
+
+
+def _row(tensor: PlannedTensor) -> tuple[str, ...]:
+    shape = " x ".join(map(str, tensor.info.shape))
+    becomes = "" if tensor.is_copied else ggml_type_name(tensor.ggml_type)
+    return shown(tensor.info.name)[1:-1], shape, tensor.info.type_name, becomes, f"{tensor.n_bytes:,}", tensor.reason
+
+
+def _report(request: ConvertRequest, plan: Plan, seconds: float | None) -> dict[str, object]:
+    return {
+        "source": readable(request.source),
+        "source_kind": "model",
+        "target": readable(request.target),
+        "target_kind": "gguf",
+        "written": seconds is not None,
+        "files": [
+            {"path": readable(file.path), "bytes": file.n_bytes, "tensors": len(file.tensors)} for file in plan.files
+        ],
+        "source_bytes": plan.source_bytes,
+        "bytes": plan.n_bytes,
+        "seconds": seconds,
+        "tensors": [
+            {
+                "name": readable(tensor.info.name),
+                "shape": list(tensor.info.shape),
+                "from": tensor.info.type_name,
+                "to": ggml_type_name(tensor.ggml_type),
+                "bytes": tensor.n_bytes,
+                "reason": tensor.reason,
+            }
+            for tensor in plan.tensors
+        ],
+    }
