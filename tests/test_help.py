@@ -40,7 +40,7 @@ EARLIER = {
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
     "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
-    "validate": "1 file: 1 sound", "inspect": "", "cache": "K", "convert": " layers, ", "selftest": "all right",
+    "validate": "1 file: 1 sound", "inspect": "", "cache": "K", "convert": " to ", "selftest": "all right",
 }  # fmt: skip
 
 
