@@ -34,6 +34,7 @@ TESTS_OF_C = [
     "test_c_library.py",
     "test_packed_rows.py",
     "test_row_layers.py",
+    "test_weight_sizes.py",
 ]
 collect_ignore = [] if load_library() else [*TESTS_OF_C]
 if importlib.util.find_spec("llama_cpp") is None:  # an optional oracle, which takes minutes to build

@@ -17,6 +17,7 @@ from tqgguf.cli.convert import EXAMPLES as CONVERT_EXAMPLES
 from tqgguf.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from tqgguf.cli.eval import EXAMPLES as EVAL_EXAMPLES
 from tqgguf.cli.inspect import EXAMPLES as INSPECT_EXAMPLES
+from tqgguf.cli.plan import EXAMPLES as PLAN_EXAMPLES
 from tqgguf.cli.run import EXAMPLES as RUN_EXAMPLES
 from tqgguf.cli.selftest import EXAMPLES as SELFTEST_EXAMPLES
 from tqgguf.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
@@ -29,6 +30,7 @@ EXAMPLES = {
     "validate": VALIDATE_EXAMPLES,
     "convert": CONVERT_EXAMPLES,
     "inspect": INSPECT_EXAMPLES,
+    "plan": PLAN_EXAMPLES,
     "selftest": SELFTEST_EXAMPLES,
     "cache": CACHE_EXAMPLES,
 }
@@ -39,6 +41,7 @@ EARLIER = {
 }
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
+    "plan": "turbo3",
     "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
     "validate": "1 file: 1 sound", "inspect": "", "cache": "K", "convert": " to ", "selftest": "all right",
 }  # fmt: skip

@@ -5,15 +5,13 @@ Nothing here knows typer, and nothing reads files.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import partial
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
-from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_chunks, check_ranges
+from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_chunks, check_ranges, whole_numbers
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_errors import shown
 from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 
@@ -120,14 +118,14 @@ class EvalRequest:
             if flag in self.given:
                 raise RequestError(f"{flag}: has no meaning with --needle, which asks as run does; leave one out")
         if self.needle_lengths is not None:
-            _whole_numbers("--needle-lengths", self.needle_lengths, 1, INT32)
-        _whole_numbers("--needle-depths", self.needle_depths, 0, 100)
+            whole_numbers("--needle-lengths", self.needle_lengths, 1, INT32)
+        whole_numbers("--needle-depths", self.needle_depths, 0, 100)
 
     def needle_lengths_of(self, n_ctx: int) -> list[int]:
         """The lengths to try in a context of n_ctx tokens. RequestError: one is longer."""
         if self.needle_lengths is None:
             return [n_ctx // 4, n_ctx // 2, n_ctx]
-        lengths = _whole_numbers("--needle-lengths", self.needle_lengths, 1, INT32)
+        lengths = whole_numbers("--needle-lengths", self.needle_lengths, 1, INT32)
         if max(lengths) > n_ctx:
             raise RequestError(f"--needle-lengths: expected at most -c, {n_ctx:,} tokens, found {max(lengths):,}")
         return lengths
@@ -135,22 +133,9 @@ class EvalRequest:
     @property
     def depths(self) -> list[int]:
         """In per cent, in the order in which they were named."""
-        return _whole_numbers("--needle-depths", self.needle_depths, 0, 100)
+        return whole_numbers("--needle-depths", self.needle_depths, 0, 100)
 
     @property
     def pairs(self) -> tuple[CachePair, ...]:
         """The pairs to compare with f16, in the order in which they were named."""
         return parse_pairs(self.cache_types)
-
-
-_NUMBER = re.compile(r"[0-9]{1,10}")
-
-
-def _whole_numbers(flag: str, text: str, low: int, high: int) -> list[int]:
-    """The numbers of a comma list, each once."""
-    words = [word.strip(" ") for word in text.split(",")]
-    if not all(_NUMBER.fullmatch(word) and low <= int(word) <= high for word in words):
-        raise RequestError(
-            f"{flag}: expected numbers from {low:,} to {high:,} with commas between, found {shown(text)}"
-        )
-    return list(dict.fromkeys(map(int, words)))

@@ -19,6 +19,7 @@ from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
 from tqgguf.cli.exit_status import INTERRUPTED, PIPE_CLOSED
 from tqgguf.cli.inspect import InspectCommand, inspect
+from tqgguf.cli.plan import PlanCommand, plan
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
 from tqgguf.cli.selftest import SelftestCommand, selftest
@@ -87,6 +88,12 @@ app.command(
     short_help="Convert prompt caches between tqgguf, llama.cpp and mlx-lm.",
 )(convert)
 app.command("inspect", cls=InspectCommand, context_settings=HELP_NAMES, short_help="Tell what a file holds.")(inspect)
+app.command(
+    "plan",
+    cls=PlanCommand,
+    context_settings=HELP_NAMES,
+    short_help="Tell what memory a model needs, by context and KV cache type.",
+)(plan)
 
 app.command(
     "selftest",

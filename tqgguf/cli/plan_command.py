@@ -1,0 +1,33 @@
+"""What `tqgguf plan` does with a request: read the header, print."""
+
+from __future__ import annotations
+
+import json
+
+from tqgguf.cli import plan_table
+from tqgguf.cli.inspect_json import plain
+from tqgguf.cli.plan_request import PlanRequest
+from tqgguf.cli.progress import say
+from tqgguf.formats.embedded import embedded_model
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.machine_memory import machine_bytes
+from tqgguf.formats.model_plan import Ask, default_device, plan_model
+from tqgguf.formats.weight_sizes import Device
+
+
+def plan(request: PlanRequest) -> int:
+    """Print the plan and return the exit status."""
+    for notice in request.notices:
+        say(notice)
+    memory = request.n_bytes or machine_bytes()
+    if memory is None:
+        raise RequestError("this system does not tell how much memory it has; say it with --memory, as in --memory 16G")
+    device: Device = "gpu" if request.device == "gpu" else "cpu" if request.device == "cpu" else default_device()
+    ask = Ask(memory, device, request.chunk, request.specs, request.context_list)
+    found = plan_model(request.model or embedded_model(), ask)
+    is_machines = request.memory is None
+    if request.json_output:
+        print(json.dumps(plain(plan_table.as_json(found, is_machines)), ensure_ascii=False), flush=True)
+    else:
+        print("\n".join(plan_table.lines(found, is_machines)), flush=True)
+    return 0

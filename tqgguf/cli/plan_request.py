@@ -1,0 +1,108 @@
+"""What `tqgguf plan` is asked to do: the command line, parsed, checked and typed, before any file is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.cli.ranges import EVALUATING, INT32, check_ranges, whole_numbers
+from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.machine_memory import parse_bytes
+from tqgguf.runtime.cache_pairs import CachePair, crossed_pairs, parse_pairs
+from tqgguf.runtime.grid import DEFAULT_CHUNK, round_chunk
+
+_SHARED = {
+    "--help", "--version", "--model", "--batch-size", "--ubatch-size", "--kv-balance", "--cache-exact-first", "--json",
+    "--debug",
+}  # fmt: skip
+
+PLAN_FLAGS: tuple[Flag, ...] = (
+    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
+    row(Fate.IMPLEMENTED, "", "-c --ctx-size", "text"),
+    row(Fate.IMPLEMENTED, "", "-ctk --cache-type-k", "text"),
+    row(Fate.IMPLEMENTED, "", "-ctv --cache-type-v", "text"),
+    row(Fate.IMPLEMENTED, "", "--cache-types", "text", ours=True),
+    row(Fate.IMPLEMENTED, "", "--memory", "text", ours=True),
+    row(Fate.IMPLEMENTED, "", "--device", "cpu|gpu", ours=True),
+)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """One call of `tqgguf plan`. RequestError: a number out of its range, an unknown cache type, no size."""
+
+    model: str | None = None
+    """A GGUF file, any shard of a split one. None: the embedded default model."""
+    contexts: str = "0"
+    """Tokens, a comma list. 0: the model's context, and parts of it."""
+    cache_types: str | None = None
+    """Pairs of types, a comma list. None: those of -ctk and -ctv, or every type."""
+    types_k: str | None = None
+    types_v: str | None = None
+    """Comma lists, each with each. One of the two alone: the other side is f16, as in `run`."""
+    memory: str | None = None
+    """None: this machine's."""
+    device: str | None = None
+    """cpu or gpu. None: where MLX would compute."""
+    n_batch: int = 2048
+    n_ubatch: int = DEFAULT_CHUNK
+    balance: str | None = None
+    exact_first: int | None = None
+    json_output: bool = False
+    debug: bool = False
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {name: EVALUATING[name] for name in ("n_batch", "n_ubatch")})
+        _ = self.context_list, self.n_bytes, self.specs
+
+    @property
+    def context_list(self) -> tuple[int, ...] | None:
+        """None: the model's own."""
+        found = tuple(whole_numbers("-c", self.contexts, 0, INT32))
+        if 0 in found and len(found) > 1:
+            raise RequestError(f"-c {self.contexts}: 0 is the model's own contexts; give it alone, or numbers above 0")
+        return None if found == (0,) else found
+
+    @property
+    def n_bytes(self) -> int | None:
+        return None if self.memory is None else parse_bytes("--memory", self.memory)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens evaluated at a time."""
+        return round_chunk(min(self.n_ubatch, self.n_batch))
+
+    @property
+    def specs(self) -> tuple[tuple[str, CacheSpec], ...] | None:
+        """Label and types of each row that is asked for; None: all that there are."""
+        pairs = self._pairs()
+        if pairs is None:
+            if self.balance is not None or self.exact_first is not None:
+                raise RequestError("--kv-balance, --cache-exact-first: name the types that they are for (-ctk, -ctv)")
+            return None
+        return tuple((pair.label, self._spec(pair)) for pair in pairs)
+
+    def _pairs(self) -> tuple[CachePair, ...] | None:
+        has_sides = self.types_k is not None or self.types_v is not None
+        if self.cache_types is None:
+            return crossed_pairs(self.types_k or "f16", self.types_v or "f16") if has_sides else None
+        if has_sides:
+            raise RequestError("--cache-types names pairs, -ctk and -ctv sides: leave one out")
+        pairs = parse_pairs(self.cache_types)
+        for pair in pairs:
+            if not pair.is_ours:
+                raise RequestError(
+                    f"--cache-types {pair.label}: expected types that run has; `tqgguf eval` knows others"
+                )
+        return pairs
+
+    def _spec(self, pair: CachePair) -> CacheSpec:
+        spec = CacheSpec(pair.type_k, pair.type_v, self.exact_first, self.balance)
+        if pair.form:
+            is_plain = pair.form == "plain"
+            n_prefix = 0 if is_plain else self.exact_first
+            spec = CacheSpec(pair.type_k, pair.type_v, n_prefix, "off" if is_plain else pair.form)
+        spec.check()
+        return spec
