@@ -144,7 +144,6 @@ def test_the_verbs_status_is_the_programs(requested: Any) -> None:
         (["--chat-template", "chatml"], "--chat-template: expected Jinja source, found 'chatml'"),
         (["--grammar", "root ::= x"], "--grammar is refused: constrained output is not supported yet"),
         (["-hf", "a/b"], "-hf is refused: tqgguf downloads nothing; fetch the file and give its path with -m"),
-        (["--prompt-cache", "f"], "--prompt-cache is refused: not yet, prompt caches arrive with `tqgguf cache`"),
         (["--ctx", "5"], "unknown flag --ctx, did you mean --ctx-size?"),
     ],
 )
