@@ -45,7 +45,7 @@ def launch(body: str, n_groups: int = 2, simdgroups: int = SIMDGROUPS, seed: int
     kernel = Inline("neighbours", (), ("x",), ("out",), ("unused",), body)
     x = mx.arange(n_groups * N, dtype=mx.float32)
     (out,) = EmulatedLauncher(seed).launch(
-        kernel, {"x": x}, {}, Threads((n_groups, 1, 1), simdgroups), [((n_groups * N,), mx.float32)]
+        kernel, {"x": x}, (), Threads((n_groups, 1, 1), simdgroups), [((n_groups * N,), mx.float32)]
     )
     return np.array(out)
 
@@ -108,7 +108,7 @@ def test_a_grid_is_a_multiple_of_its_threadgroups() -> None:
     text = metal_text(
         Inline("neighbours", (), ("x",), ("out",), ("unused",)),
         {"x": mx.zeros((N,))},
-        {},
+        (),
         Threads((1, 1, 1), SIMDGROUPS),
         [((N,), mx.float32)],
     )
@@ -121,7 +121,7 @@ def test_mlx_generates_the_signature_that_the_emulator_reads() -> None:
     text = metal_text(
         Inline("neighbours", (), ("x", "y"), ("out",), ("unused",), "out[thread_position_in_grid.x] = T(x[0] + y[0]);"),
         {"x": mx.zeros((N,)), "y": mx.zeros((4,))},
-        {"T": mx.float16, "WIDTH": 3, "FLAG": True},
+        (("T", mx.float16), ("WIDTH", 3), ("FLAG", True)),
         Threads((1, 1, 1), 2),
         [((N,), mx.float16)],
     )
@@ -146,7 +146,7 @@ FRONT_END_MISTAKES = {
 def front_end(body: str) -> list[str]:
     kernel = Inline("neighbours", (), ("x",), ("out",), ("unused",), body)
     outputs = [((N,), mx.float32)]
-    return complaints(metal_text(kernel, {"x": mx.zeros((N,))}, {}, Threads((1, 1, 1), SIMDGROUPS), outputs))
+    return complaints(metal_text(kernel, {"x": mx.zeros((N,))}, (), Threads((1, 1, 1), SIMDGROUPS), outputs))
 
 
 def test_the_front_end_accepts_a_sound_kernel() -> None:

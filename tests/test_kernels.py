@@ -182,7 +182,7 @@ def test_a_kernel_is_refused_what_the_front_end_cannot_read() -> None:
             **{name: mx.zeros((8,)) for name in ("sums", "statistics", "v_signs", "sinks")},
             "sizes": mx.zeros((32,), dtype=mx.int32),
         },
-        {"T": mx.float16, "V_DIM": 64, "V_ROTATION": 64, "TILES": 1, "SINKS": False},
+        (("T", mx.float16), ("V_DIM", 64), ("V_ROTATION", 64), ("TILES", 1), ("SINKS", False)),
         decode_attention.Threads((1, 1, 1), 4),
         [((8,), mx.float16)],
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tqgguf.runtime.kernels.launch import Kernel, Threads, call_arguments, mlx_kernel
+from tqgguf.runtime.kernels.launch import Kernel, Template, Threads, call_arguments, mlx_kernel
 
 SMALL = 8  # elements below which Metal takes an input for `constant`
 
@@ -22,21 +22,21 @@ SMALL = 8  # elements below which Metal takes an input for `constant`
 def metal_text(
     kernel: Kernel,
     inputs: Mapping[str, mx.array],
-    template: Mapping[str, Any],
+    template: Template,
     threads: Threads,
     outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
 ) -> str:
     """MLX's text of this call: its own signature, the kernel's header and body, and the instantiation asked for."""
     shapes = tuple((min(inputs[name].size, SMALL), inputs[name].dtype) for name in kernel.inputs)
     dtypes = tuple(dtype for _, dtype in outputs)
-    return _text(kernel, shapes, tuple(template.items()), threads.simdgroups, dtypes)
+    return _text(kernel, shapes, template, threads.simdgroups, dtypes)
 
 
 @lru_cache(maxsize=512)
 def _text(
     kernel: Kernel,
     shapes: tuple[tuple[int, mx.Dtype], ...],
-    template: tuple[tuple[str, Any], ...],
+    template: Template,
     simdgroups: int,
     dtypes: tuple[mx.Dtype, ...],
 ) -> str:
@@ -46,7 +46,7 @@ def _text(
     def call(*given: mx.array) -> list[mx.array]:
         named = dict(zip(kernel.inputs, given, strict=True))
         threads = Threads((1, 1, 1), simdgroups)
-        arguments = call_arguments(kernel, named, dict(template), threads, [((SMALL,), dtype) for dtype in dtypes])
+        arguments = call_arguments(kernel, named, template, threads, [((SMALL,), dtype) for dtype in dtypes])
         return made(**arguments, verbose=True)
 
     with tempfile.TemporaryDirectory() as folder:

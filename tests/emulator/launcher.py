@@ -6,14 +6,13 @@ import ctypes
 import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from emulator.builder import build
 from emulator.exporter import metal_text
-from tqgguf.runtime.kernels.launch import SIMD_LANES, Kernel, Launcher, Threads
+from tqgguf.runtime.kernels.launch import SIMD_LANES, Kernel, Launcher, Template, Threads
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -69,7 +68,7 @@ class EmulatedLauncher(Launcher):
         self,
         kernel: Kernel,
         inputs: Mapping[str, mx.array],
-        template: Mapping[str, Any],
+        template: Template,
         threads: Threads,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:

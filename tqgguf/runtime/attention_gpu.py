@@ -54,8 +54,10 @@ class KernelReading(MlxReading):
             return super().encode_pages(codec, rows, n_skipped=n_skipped, centred=centred, scale=scale)
         return encode_pages(self.launcher, codec, rows, n_skipped=n_skipped, centred=centred, channel_scale=scale)
 
-    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
-        return join_rows(self.launcher, tail, new)
+    def join_sides(
+        self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
+    ) -> tuple[mx.array, mx.array]:
+        return join_rows(self.launcher, tails, new)
 
     def decode(self, side: SideView, first: int, last: int) -> Any:
         if not is_supported(side.codec):

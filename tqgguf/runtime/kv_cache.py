@@ -122,7 +122,10 @@ class BlockKVCache(_BaseCache):
         else:
             sides = self.sides[0].copy(), self.sides[1].copy()
         n_rows = keys.shape[2]
-        k, v = (self._append(*new) for new in zip(("k", "v"), sides, (keys, values), strict=True))
+        joined: tuple[mx.array | None, mx.array | None] = (None, None)
+        if isinstance(sides[0], BlockSide) and isinstance(sides[1], BlockSide):
+            joined = self.reading.join_sides((sides[0].tail, sides[1].tail), (keys, values))
+        k, v = (self._append(*new) for new in zip(("k", "v"), sides, (keys, values), joined, strict=True))
         if self.keeps_pages and self.window is not None:
             first = self._first_needed(self.offset)
             k, v = k.starting_at(first), v.starting_at(first)
@@ -181,9 +184,9 @@ class BlockKVCache(_BaseCache):
                 "is the calibration another model's?"
             )
 
-    def _append(self, name: str, side: BlockSide | FloatSide, rows: mx.array) -> SideView:
+    def _append(self, name: str, side: BlockSide | FloatSide, rows: mx.array, joined: mx.array | None) -> SideView:
         try:
-            return side.append(rows)
+            return side.append(rows, joined) if isinstance(side, BlockSide) else side.append(rows)
         except EncodeError as error:
             raise EncodeError(f"layer {self.layer}, {name.upper()}: {error}") from None
 

@@ -146,13 +146,13 @@ class BlockSide:
         """The page that the tail belongs to."""
         return self.first_page + self.codes.length
 
-    def append(self, new: mx.array) -> SideView:
+    def append(self, new: mx.array, joined: mx.array | None = None) -> SideView:
         """Add rows [1, n_kv_heads, tokens, head_dim]; pages that become full are encoded, or wait. None may be waiting.
 
-        Returns what this step reads.
+        joined: tail and new rows as `PageEncoder.join` has them, if that was done. Returns what this step reads.
         """
         start = self.end_page * PAGE
-        rows = self.encoder.join(self.tail, new)
+        rows = self.encoder.join(self.tail, new) if joined is None else joined
         if start == 0 and (0 if self.prefix is None else self.prefix.shape[1]) < self.n_prefix:
             self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
         if self.scale is not None and self.scale.is_open and rows.shape[1] >= PAGE:

@@ -98,6 +98,12 @@ class Reading(Protocol):
     def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
         """f16 rows [n_kv_heads, tokens, head_dim], or none, and new ones [1, ...] of any float type after them: f16."""
 
+    def join_sides(
+        self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
+    ) -> tuple[mx.array, mx.array]:
+        """`join` for K and V, which hold equally many tokens."""
+        return self.join(tails[0], new[0]), self.join(tails[1], new[1])
+
     def load(self, *arrays: mx.array) -> list[Any]:
         """float32 arrays of the backend."""
 

@@ -26,7 +26,7 @@
   const uint head = threadgroup_position_in_grid.y, split = threadgroup_position_in_grid.x;
   const uint n_heads = threadgroups_per_grid.y, n_splits = threadgroups_per_grid.x;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
-  const uint group_size = uint(sizes[AT_group_size]), n_rows = uint(sizes[AT_n_rows]), offset = uint(sizes[AT_offset]);
+  const uint group_size = uint(sizes[AT_group_size]), n_rows = uint(sizes[AT_n_rows]), offset = uint(position[0]);
   const uint n_coded = uint(sizes[AT_n_coded]), own_start = uint(sizes[AT_own_start]);
   const uint n_prefix = uint(sizes[AT_n_prefix]), window = uint(sizes[AT_window]);
   const uint first_column = threadgroup_position_in_grid.z * uint(8 * TILES), n_columns = group_size * n_rows;
@@ -98,14 +98,14 @@
   const uint v_address = opaque(table_address(table, uint(4 * V_START) + ((lane & uint(V_COPIES - 1)) << 2)));
 
   float plain_factor[TILES][2], coded_factor[TILES][2], nothing[TILES][2];
-  uint position[TILES][2];
+  uint column_position[TILES][2];
   UNROLL for (int t = 0; t < TILES; ++t)
     UNROLL for (int e = 0; e < 2; ++e) {
       const uint c = uint(8 * t + e) + 2u * pair_of(lane);
       plain_factor[t][e] = column_factors[c];
       coded_factor[t][e] = column_factors[uint(8 * TILES) + c];
       nothing[t][e] = 0.0f;
-      position[t][e] = offset + (first_column + c) % n_rows;
+      column_position[t][e] = offset + (first_column + c) % n_rows;
     }
 
   Running<SLICES, TILES> running;
@@ -149,7 +149,7 @@
           UNROLL for (int t = 0; t < TILES; ++t)
             UNROLL for (int i = 0; i < 4; ++i) {
               const uint key = first_key + key_of(row_of(lane)) + uint(16 * u + 2 * (i / 2));
-              if (key < n_prefix || position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
+              if (key < n_prefix || column_position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
             }
       }
       take<CodedV>(scores, values, table, v_address, running);
@@ -163,8 +163,10 @@
       const uint k_token = uint(sizes[AT_k_token + at]), v_token = uint(sizes[AT_v_token + at]);
       const device half* k_at = (in_prefix ? (const device half*)k_prefix : (const device half*)k_rows);
       const device half* v_at = (in_prefix ? (const device half*)v_prefix : (const device half*)v_rows);
-      k_at += ulong(head) * ulong(uint(sizes[AT_k_head + at])) + ulong(uint(sizes[AT_k_start + at]) + first * k_token);
-      v_at += ulong(head) * ulong(uint(sizes[AT_v_head + at])) + ulong(uint(sizes[AT_v_start + at]) + first * v_token);
+      // no distance from head to head: the own rows of all heads lie together, as many as there are
+      const uint k_head = uint(sizes[AT_k_head + at]), v_head = uint(sizes[AT_v_head + at]);
+      k_at += ulong(head) * ulong(k_head ? k_head : n_own * uint(K_DIM)) + ulong(uint(sizes[AT_k_start + at]) + first * k_token);
+      v_at += ulong(head) * ulong(v_head ? v_head : n_own * uint(V_DIM)) + ulong(uint(sizes[AT_v_start + at]) + first * v_token);
       const uint last = count - 1u - first;
       StepKeys<PlainK, KEY_TILES> own_keys;
       StepValues<PlainV, KEY_TILES> values;
@@ -176,7 +178,7 @@
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int i = 0; i < 4; ++i) {
             const uint row = first + key_of(row_of(lane)) + uint(16 * u + 2 * (i / 2)), key = in_prefix ? row : own_start + row;
-            if (row >= count || key > position[t][i % 2] || position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
+            if (row >= count || key > column_position[t][i % 2] || column_position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
           }
       take<PlainV>(scores, values, table, v_address, running);
     }

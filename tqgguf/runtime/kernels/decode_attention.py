@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -17,12 +17,12 @@ from tqgguf.runtime.kernels.geometry import (
     decode_geometry,
     n_coded_splits,
 )
-from tqgguf.runtime.kernels.launch import Kernel, Launcher, Threads, sizes_array
+from tqgguf.runtime.kernels.launch import Kernel, Launcher, Template, Threads, position_array, sizes_array
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
 from tqgguf.runtime.kv_sides import PAGE, SideView, prefix_length
 
 _SIZES = (
-    *("group_size", "n_rows", "offset", "n_coded", "own_start", "n_prefix", "window", "first_page", "k_page", "v_page"),
+    *("group_size", "n_rows", "n_coded", "own_start", "n_prefix", "window", "first_page", "k_page", "v_page"),
     # of own rows, then of the exact prefix, as `_Float` has them
     *(f"{side}_{what}{where}" for side in "kv" for what in ("token", "head", "start") for where in ("", "_of_prefix")),
 )
@@ -31,7 +31,7 @@ ATTENTION = Kernel(
     ("codes.metal", "vectors.metal", "attention_parts.metal"),
     (
         *("q", "k_codes", "k_scales", "v_codes", "v_scales", "page_means", "channel_scale", "k_rows", "v_rows"),
-        *("k_prefix", "v_prefix", "k_book", "v_book", "k_signs", "factors", "sizes"),
+        *("k_prefix", "v_prefix", "k_book", "v_book", "k_signs", "factors", "sizes", "position"),
     ),
     ("sums", "statistics"),
     _SIZES,
@@ -61,8 +61,8 @@ class _Plan:
     geometry: DecodeGeometry
     n_chunks: int
     columns: int
-    template: dict[str, Any]
-    merge_template: dict[str, Any]
+    template: Template
+    merge_template: Template
     constants: dict[str, mx.array]
     v_signs: mx.array
 
@@ -110,7 +110,8 @@ def _plan(
         "k_signs": signs(k),
         "factors": mx.full((8,), scale, dtype=mx.float32),
     }
-    return _Plan(geometry, -(-n_columns // columns), columns, template, merge_template, constants, signs(v))
+    templates = tuple(template.items()), tuple(merge_template.items())
+    return _Plan(geometry, -(-n_columns // columns), columns, *templates, constants, signs(v))
 
 
 def attend_blocks(
@@ -143,9 +144,9 @@ def attend_blocks(
     n_prefix = prefix_length(k, v) if own_start else 0
     n_steps = max(0, own_start // PAGE - first_page) * (PAGE // (TILE_KEYS * walk.key_tiles))
     n_coded = n_coded_splits(family, n_steps, n_kv_heads, plan.n_chunks, walk)
-    own_k, own_v = (_own_rows(side, own_start) for side in (k, v))
+    own_k, own_v = (_own_rows(side, own_start, offset + n_rows) for side in (k, v))
     prefix_k, prefix_v = (_prefix_rows(side, n_prefix) for side in (k, v))
-    numbers = (group_size, n_rows, offset, n_coded, own_start, n_prefix, window or 0, first_page)
+    numbers = (group_size, n_rows, n_coded, own_start, n_prefix, window or 0, first_page)
     places = (n for own, prefix in ((own_k, prefix_k), (own_v, prefix_v)) for n in _places(own, prefix))
     sizes = sizes_array(*numbers, k.first_page, v.first_page, *places)
     k_codes, k_scales = _planes(k)
@@ -167,6 +168,7 @@ def attend_blocks(
             "k_prefix": prefix_k.array,
             "v_prefix": prefix_v.array,
             "sizes": sizes,
+            "position": position_array(offset),
         },
         plan.template,
         Threads((n_coded + 1, n_kv_heads, plan.n_chunks), walk.simdgroups, walk.resident),
@@ -201,19 +203,21 @@ def _planes(side: SideView) -> tuple[mx.array, mx.array]:
     return given(side.codes, mx.uint8), given(side.scales, mx.float16)
 
 
-def _own_rows(side: SideView, own_start: int) -> _Float:
+def _own_rows(side: SideView, own_start: int, end: int) -> _Float:
     n_kv_heads, n_rows, head_dim = side.rows.shape
     first = own_start - side.rows_start
     if side.codec.is_float:
         return _Float(side.rows.swapaxes(0, 1), n_kv_heads * head_dim, head_dim, first * n_kv_heads * head_dim)
-    return _Float(side.rows, head_dim, n_rows * head_dim, first * head_dim)
+    # 0: the own page's rows up to the last query's and nothing else, whose number the kernel knows
+    from_head_to_head = 0 if first == 0 and n_rows == end - own_start else n_rows * head_dim
+    return _Float(side.rows, head_dim, from_head_to_head, first * head_dim)
 
 
 def _prefix_rows(side: SideView, n_prefix: int) -> _Float:
     if not n_prefix:
         return _Float(nothing(mx.float16), 0, 0, 0)
     if side.prefix is None:
-        rows = _own_rows(side, 0)
+        rows = _own_rows(side, 0, 0)
         return _Float(rows.array, rows.token, rows.head, 0)
     _, n_rows, head_dim = side.prefix.shape
     return _Float(side.prefix, head_dim, n_rows * head_dim, 0)

@@ -1,17 +1,18 @@
-  // Rows out T [heads, n_tokens, DIM]: n_coded from blocks, from position `start` on (a page's edge), then f16 rows of `own`
-  // from own_first on. The exact prefix comes from its own rows. UNROTATED: in original axes, else as blocks have them (then
+  // Rows out T [heads, n_tokens, DIM]: n_coded from blocks, from position `start` on (a page's edge), then position[0] f16 rows
+  // of `own` from own_first on, which has n_own of each head (0: as many as are read). The exact prefix comes from its own rows. UNROTATED: in original axes, else as blocks have them (then
   // neither SCALED nor CENTRED). grid: x shares of tokens, y KV heads from first_head on. A simdgroup takes a row at a time.
   using namespace tq;
   typedef Part<TYPE, DIM, GROUP, 1> Row;
   constexpr int PER_LANE = DIM / 32;
   const uint out_head = threadgroup_position_in_grid.y, head = uint(sizes[AT_first_head]) + out_head, n_heads = uint(sizes[AT_n_heads]);
-  const uint lane = thread_index_in_simdgroup, n_tokens = uint(sizes[AT_n_tokens]), start = uint(sizes[AT_start]);
+  const uint lane = thread_index_in_simdgroup, start = uint(sizes[AT_start]);
+  const uint n_coded = uint(sizes[AT_n_coded]), n_tokens = n_coded + uint(position[0]), n_own = uint(sizes[AT_n_own]) ? uint(sizes[AT_n_own]) : uint(position[0]);
   const uint stride = threadgroups_per_grid.x * uint(SIMDGROUPS);
   for (uint token = threadgroup_position_in_grid.x * uint(SIMDGROUPS) + simdgroup_index_in_threadgroup; token < n_tokens; token += stride) {
     const uint key = start + token;
     float x[PER_LANE];
-    if (token >= uint(sizes[AT_n_coded])) {
-      const uint row = head * uint(sizes[AT_n_own]) + uint(sizes[AT_own_first]) + token - uint(sizes[AT_n_coded]);
+    if (token >= n_coded) {
+      const uint row = head * n_own + uint(sizes[AT_own_first]) + token - n_coded;
       UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = float(own[ulong(row) * ulong(DIM) + ulong(uint(i) * 32u + lane)]);
     } else if (key < uint(sizes[AT_n_prefix])) {
       const uint row = head * uint(sizes[AT_n_prefix]) + key;

@@ -1,12 +1,23 @@
-  // Rows of a tail f16 [heads, n_held, DIM] and new ones T [heads, n_new, DIM] after them: f16 [heads, n_held + n_new, DIM].
-  // Values beyond f16's range become its largest. One thread a value of a row; grid: x rows, y heads.
+  // Tails of K and V f16 [heads, n_held, dim], each with new rows T [heads, n_new, dim] after them: f16 [heads, rows, dim].
+  // Values beyond f16's range become its largest; NaN stays. position[0]: rows that are held. grid: x rows, y heads, z sides.
   using namespace tq;
-  const uint head = threadgroup_position_in_grid.y, n_held = uint(sizes[AT_n_held]), n_new = uint(sizes[AT_n_new]);
-  const uint row = threadgroup_position_in_grid.x, n_rows = n_held + n_new;
-  for (uint d = thread_index_in_threadgroup; d < uint(sizes[AT_dim]); d += uint(32 * SIMDGROUPS)) {
+  const bool is_v = threadgroup_position_in_grid.z == 1u;
+  const uint head = threadgroup_position_in_grid.y, row = threadgroup_position_in_grid.x;
+  const uint n_held = uint(position[0]), n_rows = threadgroups_per_grid.x, n_new = n_rows - n_held;
+  const uint dim = uint(sizes[is_v ? AT_v_dim : AT_k_dim]);
+  for (uint d = thread_index_in_threadgroup; d < dim; d += uint(32 * SIMDGROUPS)) {
+    const uint held = (head * n_held + row) * dim + d, fresh = (head * n_new + row - n_held) * dim + d;
     float x;
-    if (row < n_held) x = float(tail[(head * n_held + row) * uint(sizes[AT_dim]) + d]);
-    else x = float(fresh[(head * n_new + row - n_held) * uint(sizes[AT_dim]) + d]);
-    x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;  // NaN stays
-    out[(head * n_rows + row) * uint(sizes[AT_dim]) + d] = half(x);
+    if (row < n_held) {
+      x = is_v ? float(v_tail[held]) : float(k_tail[held]);
+    } else {
+      x = is_v ? float(v_new[fresh]) : float(k_new[fresh]);
+    }
+    x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+    const uint at = (head * n_rows + row) * dim + d;
+    if (is_v) {
+      v[at] = half(x);
+    } else {
+      k[at] = half(x);
+    }
   }

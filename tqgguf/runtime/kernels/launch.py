@@ -18,6 +18,9 @@ import mlx.core as mx
 import numpy as np
 
 SIMD_LANES = 32
+Template = tuple[tuple[str, Any], ...]
+"""Names and values of a kernel's compile-time constants."""
+
 _FOLDER = Path(__file__).parent
 _PRELUDES = {"metal": "prelude.metal", "cuda": "prelude.cu"}
 _KEPT_SIZES = 256
@@ -66,7 +69,7 @@ class Launcher(Protocol):
         self,
         kernel: Kernel,
         inputs: Mapping[str, mx.array],
-        template: Mapping[str, Any],
+        template: Template,
         threads: Threads,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:
@@ -84,7 +87,7 @@ class MlxLauncher(Launcher):
         self,
         kernel: Kernel,
         inputs: Mapping[str, mx.array],
-        template: Mapping[str, Any],
+        template: Template,
         threads: Threads,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:
@@ -96,7 +99,7 @@ class MlxLauncher(Launcher):
 def call_arguments(
     kernel: Kernel,
     inputs: Mapping[str, mx.array],
-    template: Mapping[str, Any],
+    template: Template,
     threads: Threads,
     outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
 ) -> dict[str, Any]:
@@ -105,7 +108,7 @@ def call_arguments(
     x, y, z = threads.groups
     return {
         "inputs": [inputs[name] for name in kernel.inputs],
-        "template": [*template.items(), ("SIMDGROUPS", threads.simdgroups)],
+        "template": [*template, ("SIMDGROUPS", threads.simdgroups)],
         "grid": (x * group, y, z),
         "threadgroup": (group, 1, 1),
         "output_shapes": [shape for shape, _ in outputs],
@@ -133,8 +136,17 @@ def _launch_bounds(simdgroups: int, resident: int) -> str:
 
 @lru_cache(maxsize=_KEPT_SIZES)
 def sizes_array(*sizes: int) -> mx.array:
-    """The int32 input of a kernel; the layers of a step share it."""
+    """The int32 input of a kernel; layers share it, and the steps of a page."""
     return mx.array(np.array(sizes, np.int32))
+
+
+@lru_cache(maxsize=4)
+def position_array(position: int) -> mx.array:
+    """int32 [8] that begins with a number which changes with every step.
+
+    Made on the device: a fresh array of the host's would have to travel there before every step's first kernel.
+    """
+    return mx.arange(position, position + 8, dtype=mx.int32)
 
 
 def sizes_of(kernel: Kernel, **sizes: int) -> mx.array:

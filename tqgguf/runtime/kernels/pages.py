@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import mlx.core as mx
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime.kernels.geometry import FAMILIES
-from tqgguf.runtime.kernels.launch import Kernel, Launcher, Threads, sizes_of
-from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, boundaries, given, group_of, rotation_size, signs
+from tqgguf.runtime.kernels.launch import Kernel, Launcher, Template, Threads, position_array, sizes_array, sizes_of
+from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, boundaries, given, group_of, nothing, rotation_size, signs
 from tqgguf.runtime.kv_sides import PAGE, SideView
 
 ENCODE = Kernel(
@@ -20,11 +22,13 @@ ENCODE = Kernel(
 DECODE = Kernel(
     "decode_pages",
     ("codes.metal", "vectors.metal"),
-    ("codes", "scales", "page_means", "channel_scale", "prefix", "own", "book", "signs", "sizes"),
+    ("codes", "scales", "page_means", "channel_scale", "prefix", "own", "book", "signs", "sizes", "position"),
     ("out",),
-    ("first_head", "n_heads", "start", "n_tokens", "n_coded", "codes_page", "n_prefix", "own_first", "n_own"),
+    ("first_head", "n_heads", "start", "n_coded", "codes_page", "n_prefix", "own_first", "n_own"),
 )
-JOIN = Kernel("join_rows", (), ("tail", "fresh", "sizes"), ("out",), ("n_held", "n_new", "dim"))
+JOIN = Kernel(
+    "join_rows", (), ("k_tail", "k_new", "v_tail", "v_new", "sizes", "position"), ("k", "v"), ("k_dim", "v_dim")
+)
 _ROWS_OF_A_SIMDGROUP = 8  # that decoding gives to each, where there are many
 _SIMDGROUPS_OF_A_ROW = 4  # that copy it
 
@@ -47,6 +51,7 @@ def encode_pages(
     """
     n_heads, n_tokens, head_dim = rows.shape
     n_pages = n_tokens // PAGE
+    flags = (("CENTRED", centred), ("SCALED", channel_scale is not None))
     codes, scales, means = launcher.launch(
         ENCODE,
         {
@@ -57,15 +62,7 @@ def encode_pages(
             "signs": signs(codec),
             "sizes": sizes_of(ENCODE, n_skipped=n_skipped),
         },
-        {
-            "T": rows.dtype,
-            "TYPE": KERNEL_TYPES[codec.cache_type],
-            "DIM": head_dim,
-            "GROUP": group_of(codec),
-            "ROTATION": rotation_size(codec),
-            "CENTRED": centred,
-            "SCALED": channel_scale is not None,
-        },
+        (("T", rows.dtype), *_side_template(codec), *flags),
         Threads((n_pages, n_heads, 1), FAMILIES[launcher.family].encode_simdgroups),
         [
             ((n_pages, n_heads, PAGE, codec.n_blocks * codec.code_bytes), mx.uint8),
@@ -74,6 +71,22 @@ def encode_pages(
         ],
     )
     return codes, scales, means if centred else None
+
+
+@lru_cache(maxsize=64)
+def _side_template(codec: Codec) -> Template:
+    return (
+        ("TYPE", KERNEL_TYPES[codec.cache_type]),
+        ("DIM", codec.head_dim),
+        ("GROUP", group_of(codec)),
+        ("ROTATION", rotation_size(codec)),
+    )
+
+
+@lru_cache(maxsize=64)
+def _decode_template(codec: Codec, dtype: mx.Dtype, unrotated: bool, centred: bool, scaled: bool) -> Template:
+    flags = (("UNROTATED", unrotated), ("CENTRED", centred), ("SCALED", scaled))
+    return (("T", dtype), *_side_template(codec), *flags)
 
 
 def decode_rows(
@@ -96,22 +109,14 @@ def decode_rows(
     codec = side.codec
     n_heads = side.codes.shape[1] if side.codes is not None else side.rows.shape[0]
     first_head, last_head = heads or (0, n_heads)
-    family = FAMILIES[launcher.family]
-    prefix = side.prefix if unrotated else None
-    means, scale = (side.page_means, side.channel_scale) if unrotated else (None, None)
-    n_coded, n_own = coded_end - start, own[1] - own[0] if own else 0
-    sizes = sizes_of(
-        DECODE,
-        first_head=first_head,
-        n_heads=n_heads,
-        start=start,
-        n_tokens=n_coded + n_own,
-        n_coded=n_coded,
-        codes_page=side.pages_start,
-        n_prefix=0 if prefix is None else prefix.shape[1],
-        own_first=own[0] - side.rows_start if own else 0,
-        n_own=side.rows.shape[1] if own else 0,
-    )
+    simdgroups = FAMILIES[launcher.family].decode_simdgroups
+    prefix, means, scale = (side.prefix, side.page_means, side.channel_scale) if unrotated else (None, None, None)
+    n_coded, n_own, own_first = coded_end - start, 0, 0
+    if own is not None:
+        n_own, own_first = own[1] - own[0], own[0] - side.rows_start
+    n_held = side.rows.shape[1] if n_own else 0
+    n_prefix = 0 if prefix is None else prefix.shape[1]
+    out_shape = (last_head - first_head, n_coded + n_own, codec.head_dim)
     (out,) = launcher.launch(
         DECODE,
         {
@@ -120,43 +125,44 @@ def decode_rows(
             "page_means": given(means, mx.float16),
             "channel_scale": given(scale, mx.float32),
             "prefix": given(prefix, mx.float16),
-            "own": given(side.rows if own else None, mx.float16),
+            "own": side.rows if n_own else nothing(mx.float16),
             "book": book(codec),
             "signs": signs(codec),
-            "sizes": sizes,
+            "sizes": sizes_array(
+                *(first_head, n_heads, start, n_coded, side.pages_start, n_prefix, own_first),
+                0 if n_held == n_own else n_held,
+            ),
+            "position": position_array(n_own),
         },
-        {
-            "T": dtype,
-            "TYPE": KERNEL_TYPES[codec.cache_type],
-            "DIM": codec.head_dim,
-            "GROUP": group_of(codec),
-            "ROTATION": rotation_size(codec),
-            "UNROTATED": unrotated,
-            "CENTRED": means is not None,
-            "SCALED": scale is not None,
-        },
-        Threads(
-            (-(-(n_coded + n_own) // (_ROWS_OF_A_SIMDGROUP * family.decode_simdgroups)), last_head - first_head, 1),
-            family.decode_simdgroups,
-        ),
-        [((last_head - first_head, n_coded + n_own, codec.head_dim), dtype)],
+        _decode_template(codec, dtype, unrotated, means is not None, scale is not None),
+        Threads((-(-out_shape[1] // (_ROWS_OF_A_SIMDGROUP * simdgroups)), out_shape[0], 1), simdgroups),
+        [(out_shape, dtype)],
     )
     return out
 
 
-def join_rows(launcher: Launcher, tail: mx.array | None, new: mx.array) -> mx.array:
-    """f16 rows [n_kv_heads, tokens, head_dim], or none, and new ones [1, ...] of any float type after them: f16."""
-    _, n_heads, n_new, head_dim = new.shape
-    n_held = 0 if tail is None else tail.shape[1]
-    (out,) = launcher.launch(
+def join_rows(
+    launcher: Launcher, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
+) -> tuple[mx.array, mx.array]:
+    """K's and V's f16 rows [n_kv_heads, tokens, head_dim], or none, with new ones [1, ...] of float types after them.
+
+    Both sides hold equally many tokens.
+    """
+    _, n_heads, n_new, _ = new[0].shape
+    n_held = 0 if tails[0] is None else tails[0].shape[1]
+    dims = new[0].shape[3], new[1].shape[3]
+    k, v = launcher.launch(
         JOIN,
         {
-            "tail": given(tail, mx.float16),
-            "fresh": new,
-            "sizes": sizes_of(JOIN, n_held=n_held, n_new=n_new, dim=head_dim),
+            "k_tail": given(tails[0], mx.float16),
+            "k_new": new[0],
+            "v_tail": given(tails[1], mx.float16),
+            "v_new": new[1],
+            "sizes": sizes_of(JOIN, k_dim=dims[0], v_dim=dims[1]),
+            "position": position_array(n_held),
         },
-        {},
-        Threads((n_held + n_new, n_heads, 1), _SIMDGROUPS_OF_A_ROW),
-        [((n_heads, n_held + n_new, head_dim), mx.float16)],
+        (),
+        Threads((n_held + n_new, n_heads, 2), _SIMDGROUPS_OF_A_ROW),
+        [((n_heads, n_held + n_new, dim), mx.float16) for dim in dims],
     )
-    return out
+    return k, v

@@ -1,0 +1,61 @@
+"""A cache whose reading is the kernels' (on the emulator) answers as one by numpy does, step by step."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from emulator.launcher import EmulatedLauncher
+
+from tqgguf.formats.balance import RopeLayout
+from tqgguf.runtime import hook
+from tqgguf.runtime.attention_gpu import KernelReading
+from tqgguf.runtime.kv_cache import BlockKVCache
+from tqgguf.runtime.readings import NumpyReading, Reading
+
+HEAD_DIM, N_HEADS, N_KV_HEADS = 128, 8, 2
+STEPS = (120, 1, 5, 4, 1, 130, 1, 1)  # through page 0's end in a step of four, through page 1's in a long one
+
+
+def answers(reading: Reading, type_k: str, type_v: str, window: int | None, by_fallback: bool) -> list[np.ndarray]:
+    """Attention of every step, by the dispatcher or by MLX's own on what the cache says that it holds."""
+    rng = np.random.default_rng(11)
+    rope = RopeLayout(HEAD_DIM, True)
+    cache = BlockKVCache(type_k, type_v, window=window, rope=rope, reading=reading)
+    outs = []
+    for n in STEPS:
+        k, v, q = (
+            mx.array(rng.standard_normal((1, heads, n, HEAD_DIM)).astype(np.float16))
+            for heads in (N_KV_HEADS, N_KV_HEADS, N_HEADS)
+        )
+        mask = cache.make_mask(n)
+        keys, values = cache.update_and_fetch(k, v)
+        if by_fallback:
+            out = mx.fast.scaled_dot_product_attention(q, keys, values, scale=0.1, mask=mask)
+        else:
+            out = hook.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.1, mask=mask)
+        outs.append(np.array(out.astype(mx.float32)))
+    return outs
+
+
+@pytest.mark.parametrize(
+    ("type_k", "type_v", "window", "by_fallback"),
+    [("turbo4", "turbo3", None, False), ("turbo4", "turbo3", 100, False), ("turbo4", "turbo3", None, True)],
+)
+def test_every_step_answers_as_by_numpy(type_k: str, type_v: str, window: int | None, by_fallback: bool) -> None:
+    launcher = EmulatedLauncher()
+    found = answers(KernelReading(launcher), type_k, type_v, window, by_fallback)
+    expected = answers(NumpyReading(), type_k, type_v, window, by_fallback)
+    errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, expected, strict=True)]
+    assert max(errors) < 3e-3, errors
+    assert launcher.launched["join_rows"] == len(STEPS) and launcher.launched["encode_pages"]
+    assert launcher.launched["decode_attention"] == (0 if by_fallback else 7)
+
+
+def test_values_beyond_float16_become_its_largest_and_nan_stays() -> None:
+    new = mx.array([1e6, -1e6, float("inf"), float("nan"), 1.5, 0, 0, 0] * 4)[None, None, None]
+    reading = KernelReading(EmulatedLauncher())
+    k, v = reading.join_sides((None, None), (new, -new))
+    assert k.shape == v.shape == (1, 1, 32) and k.dtype == v.dtype == mx.float16
+    assert np.array_equal(np.array(k)[0, 0, :5], [65504, -65504, 65504, np.nan, 1.5], equal_nan=True)
+    assert np.array_equal(np.array(v)[0, 0, :5], [-65504, 65504, -65504, np.nan, -1.5], equal_nan=True)
