@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tqgguf.cli.eval_outcome import about_model, about_program, as_text, report_folder, write_report
+from tqgguf.cli.eval_outcome import REPORT_FILES, about_model, about_program, as_text, write_report
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.page import report_folder
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.errors import RequestError
@@ -39,7 +40,7 @@ def evaluate(request: EvalRequest) -> int:
     """
     for notice in request.notices:
         say(notice)
-    folder = None if request.report is None else report_folder(request.report)
+    folder = None if request.report is None else report_folder(request.report, REPORT_FILES)
     text, source = measured_text(request.text_file)
     opened = open_requested(request)
     config = opened.config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -13,9 +12,7 @@ from typing import Any
 
 import tqgguf
 from tqgguf.cli import eval_table
-from tqgguf.cli.eval_plots import check_plots
-from tqgguf.formats.atomic import check_target, replacing
-from tqgguf.formats.errors import RequestError
+from tqgguf.cli.page import write_texts
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.runtime import backends
 from tqgguf.runtime.evaluation import Result
@@ -23,6 +20,7 @@ from tqgguf.runtime.load import OpenModel
 from tqgguf.runtime.mlx_folder import OpenFolder
 
 PAGE_FILE, JSON_FILE, PLOT_FILE = "eval.html", "eval.json", "kld_over_bits.svg"
+REPORT_FILES = (PAGE_FILE, JSON_FILE, PLOT_FILE)
 
 
 def about_model(opened: OpenModel | OpenFolder) -> dict[str, Any]:
@@ -62,21 +60,6 @@ def as_text(results: Sequence[Result], about: Mapping[str, Any], as_json: bool) 
     return json.dumps(_found(results, about), ensure_ascii=False)
 
 
-def report_folder(name: str) -> Path:
-    """The folder of --report, made if need be. RequestError if it cannot be written, or matplotlib is missing."""
-    check_plots()
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise RequestError(f"--report {folder}: expected a folder to write into: {error.strerror or error}") from None
-    for file in (PAGE_FILE, JSON_FILE, PLOT_FILE):
-        check_target(folder / file)
-    return folder
-
-
 def write_report(folder: Path, results: Sequence[Result], about: Mapping[str, Any], words: Sequence[str]) -> Path:
     """Write the page, and its first plot and the figures as JSON beside it; the page's path. `words`: the command line.
 
@@ -91,9 +74,7 @@ def write_report(folder: Path, results: Sequence[Result], about: Mapping[str, An
         JSON_FILE: figures + "\n",
         PLOT_FILE: kld_over_bits(results) + "\n",
     }
-    for name, text in texts.items():
-        with replacing(folder / name) as file:
-            file.write_text(text, encoding="utf-8")
+    write_texts(folder, texts)
     return folder / PAGE_FILE
 
 
