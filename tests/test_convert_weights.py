@@ -213,7 +213,7 @@ def test_a_dry_run_and_json_say_what_becomes_of_each_tensor(files: Files) -> Non
         (("s-00001-of-00002.gguf", "s.gguf", "--split-max-size", "1G", "--type", "f16"), 0, ""),
         (("s-00002-of-00002.gguf", "s.gguf", "--split-max-size", "400M"), 0, ""),
         (("a.gguf", "b.gguf", "--split-max-size", "2T"), 2, "--split-max-size: expected a number with M or G"),
-        (("a.gguf", "b.session"), 2, "a model becomes a GGUF; expected a name ending in .gguf"),
+        (("a.gguf", "b.session"), 2, "a model becomes a GGUF or a folder for mlx-lm; expected"),
         (("a.gguf", "b.what", "--to", "sequence"), 2, "a model becomes a GGUF"),
         (("a.gguf", "no/b.gguf"), 2, "does not exist; make it first"),
         (("a.gguf", "b.gguf", "-ctk", "q8_0"), 2, "-ctk: is about prompt caches, and a.gguf is a model"),

@@ -16,6 +16,7 @@ TARGET = "Of prompt caches"
 EXAMPLES = (
     "tqgguf convert model.gguf small.gguf --type q8_0",
     "tqgguf convert model.gguf parts.gguf --split-max-size 2G    # any of the parts is a SRC again",
+    "tqgguf convert model.gguf model-mlx    # a folder for mlx_lm.load",
     "tqgguf convert book.kv.gguf book.session -m model.gguf    # for llama.cpp's --prompt-cache",
     "tqgguf convert book.session book.kv.gguf -m model.gguf",
     "tqgguf convert book.kv.gguf book.safetensors    # for mlx_lm.generate --prompt-cache-file",
@@ -60,8 +61,9 @@ def convert(
     to: Annotated[
         To | None,
         option(
-            TARGET,
-            "Format of DST. Default: by its name (.gguf; .session, .promptcache; .seq, .slot; .safetensors).",
+            OUTPUT,
+            "Format of DST. Default: by its name (.gguf; .session, .promptcache; .seq, .slot; .safetensors; a model's "
+            "folder for mlx-lm has no ending).",
             "--to",
             metavar="[gguf|session|sequence|mlx-lm]",
         ),
@@ -119,8 +121,9 @@ def convert(
     debug: options.Debug = False,
     version: options.Version = False,
 ) -> None:
-    """Convert a model or a prompt cache SRC: a GGUF's weights into another type, split or merged; a prompt cache into
-    another format or other types (our GGUF, llama.cpp's session and sequence files, mlx-lm's safetensors).
+    """Convert a model or a prompt cache SRC: a GGUF's weights into another type, split, merged, or as a folder for
+    mlx-lm; a prompt cache into another format or other types (our GGUF, llama.cpp's session and sequence files,
+    mlx-lm's safetensors).
 
     Metadata and tensors that are not quantised are copied as they are, and so are blocks where both formats have
     them; quantising twice has to be asked for. Without -m a llama.cpp file needs --head-dim, and what is written says

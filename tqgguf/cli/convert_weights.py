@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 import tqgguf
+from tqgguf.cli.convert_folder import convert_to_folder
 from tqgguf.cli.convert_request import ConvertRequest, bytes_of
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.progress import BytesLine, say
@@ -23,8 +24,8 @@ from tqgguf.formats.weight_rules import summary
 def convert_weights(request: ConvertRequest) -> int:
     """Serve a request whose SRC is a GGUF of weights; returns the exit status."""
     max_bytes = bytes_of(request.split_max_size)
-    if request.to not in (None, "gguf") or (request.to is None and not request.target.lower().endswith(".gguf")):
-        raise RequestError(f"{request.target}: a model becomes a GGUF; expected a name ending in .gguf, or --to gguf")
+    if becomes_folder(request):
+        return convert_to_folder(request)
     check_target(request.target)
     with open_gguf(request.source) as file:
         plan = plan_gguf(
@@ -38,6 +39,19 @@ def convert_weights(request: ConvertRequest) -> int:
         seconds = None if request.dry_run else _write(plan)
         _tell(request, plan, seconds)
     return 0
+
+
+def becomes_folder(request: ConvertRequest) -> bool:
+    """Whether the request is for a folder for mlx-lm; RequestError where it is for neither that nor a GGUF."""
+    ending = os.path.splitext(request.target)[1].lower()
+    named = "gguf" if ending == ".gguf" else "mlx-lm" if not ending else None
+    wanted = request.to or named
+    if wanted not in ("gguf", "mlx-lm"):
+        raise RequestError(
+            f"{request.target}: a model becomes a GGUF or a folder for mlx-lm; expected a name ending in .gguf, one "
+            "without an ending, --to gguf or --to mlx-lm"
+        )
+    return wanted == "mlx-lm"
 
 
 def _step(file: GGUFFile, request: ConvertRequest) -> str:

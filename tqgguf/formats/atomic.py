@@ -55,7 +55,7 @@ def check_space(path: str, n_bytes: int) -> None:
     """TqggufError where the disk that is to hold `path` has too little room. An older file there is not counted: it
     goes only once the new one is whole.
     """
-    free = shutil.disk_usage(check_target(path).parent).free
+    free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     if n_bytes > free:
         raise TqggufError(f"{path}: {n_bytes:,} bytes are to be written, and {free:,} are free on that disk")
 
@@ -96,6 +96,44 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.close(held)
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives an empty temporary folder beside `path` to fill, which becomes `path` when the block ends without an error.
+
+    RequestError: as `check_new_folder`. TqggufError: it could not be written; whatever ends the block, nothing is left
+    of it then.
+    """
+    target = check_new_folder(path)
+    temporary = _temporary(target)
+    try:
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.iterdir():
+            _flush(file, os.O_RDWR)
+        if os.name == "posix":
+            _flush(temporary, os.O_RDONLY)
+        os.replace(temporary, target)  # an empty folder may be there
+        if os.name == "posix":
+            _flush(target.parent, os.O_RDONLY)
+    except OSError as error:
+        raise TqggufError(f"{path}: could not be written: {_reason(error)}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_new_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder that `path` names, which must not be there yet, or be empty; RequestError otherwise, or where its own
+    folder is missing.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        what = "one that is not empty" if target.is_dir() else "a file"
+        raise RequestError(f"{path}: expected the name of a new folder, found {what}; give another name")
+    if not target.parent.is_dir():
+        raise RequestError(f"{path}: the folder {target.parent} does not exist; make it first")
+    return target
 
 
 def _temporary(target: Path) -> Path:

@@ -119,12 +119,17 @@ def check_served(config: ModelConfig) -> None:
         )
 
 
+def config_arguments(config: ModelConfig) -> dict[str, Any]:
+    """What mlx-lm's class is made with, as it stands in a folder's config.json."""
+    row = find_architecture(config.architecture)
+    return {name: value(config) for name, value in (_COMMON | dict(row.arguments)).items()}
+
+
 def build_model(config: ModelConfig) -> Any:
     """mlx-lm's model object with the sizes of `config`; its weights are random, but lazy and never evaluated."""
     row = find_architecture(config.architecture)
     module = importlib.import_module(f"mlx_lm.models.{row.module}")
-    arguments = {name: value(config) for name, value in (_COMMON | dict(row.arguments)).items()}
-    model = module.Model(module.ModelArgs.from_dict({"model_type": row.module, **arguments}))
+    model = module.Model(module.ModelArgs.from_dict({"model_type": row.module, **config_arguments(config)}))
     if config.tied_embeddings:
         model.sanitize({})  # drops the separate output layer where the class has made one
     return model

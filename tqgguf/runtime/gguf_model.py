@@ -75,7 +75,7 @@ def read_model(
     row = find_architecture(config.architecture)
     model = build_model(config)
     is_packed = form == "packed"
-    dtype = _activations(file, names) if is_packed else mx.float32
+    dtype = activations(file, names) if is_packed else mx.float32
     loaded: list[tuple[str, mx.array]] = []
     packed: dict[str, weights.Packed] = {}
     half: set[str] = set()
@@ -120,7 +120,7 @@ def read_model(
     return model.eval()
 
 
-def _activations(file: GGUFFile, names: dict[str, str]) -> mx.Dtype:
+def activations(file: GGUFFile, names: dict[str, str]) -> mx.Dtype:
     """The type that a model of compact weights computes in: float32 unless all matrices are of one half type."""
     types = {file.tensors[name].type_name for name in names if len(file.tensors[name].shape) == 2}
     return WHOLE_TYPES.get(types.pop(), mx.float32) if len(types) == 1 else mx.float32

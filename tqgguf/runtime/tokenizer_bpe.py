@@ -44,7 +44,7 @@ class BpeModel:
         self._row = row
         self.add_bos, self.requires_bos = row.add_bos, row.requires_bos
         ids = _spellable(vocabulary.ids)
-        merges = _read_merges(metadata)
+        merges = read_merges(metadata)
         # Merges may go through strings that are no tokens, and a letter without a token stands in the way of merges:
         # such strings get ids past the end, which `encode` takes apart.
         letters = () if row.spelt_out else BYTE_LETTERS
@@ -117,7 +117,8 @@ def _spellable(ids: dict[str, int]) -> dict[str, int]:
     return ids
 
 
-def _read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges of the metadata in their order, each once; FormatError where they are none."""
     lines = read_strings(metadata, "merges")
     if lines is None:
         raise FormatError(f"{PREFIX}merges: expected the merges of a BPE tokenizer, found none")

@@ -279,3 +279,12 @@ _FORMS: dict[str, _Form] = {
     "MXFP4": _Form(_mxfp4, 4, 32, "mxfp4", largest_scale=0xFE),
     "NVFP4": _Form(_nvfp4, 4, 16, "nvfp4", largest_scale=0x7E),
 }
+
+
+def folder_bytes(info: TensorInfo) -> int:
+    """About how many bytes a tensor takes in mlx's form, or as floats where it has none."""
+    form = _FORMS.get(info.type_name)
+    if form is None:
+        return info.n_values * (4 if info.type_name == "F32" else 2)
+    scale_bytes = 8 if form.mode == "affine" else 1
+    return info.n_values * form.bits // 8 + info.n_values // form.group_size * scale_bytes

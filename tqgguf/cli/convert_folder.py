@@ -1,0 +1,67 @@
+"""What `tqgguf convert` does where a model's GGUF becomes a folder for mlx-lm: write it, say what is not exact."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from tqgguf.cli.convert_request import MODEL_FLAGS, ConvertRequest, refuse_flags
+from tqgguf.cli.figures import size
+from tqgguf.cli.progress import BytesLine, say
+from tqgguf.formats.atomic import check_new_folder
+from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.runtime.missing_mlx import needs_mlx
+
+if TYPE_CHECKING:
+    from tqgguf.runtime.mlx_folder_write import Written
+
+
+def convert_to_folder(request: ConvertRequest) -> int:
+    """Serve a request whose SRC is a GGUF and whose DST a folder; returns the exit status."""
+    refuse_flags(request, MODEL_FLAGS, "conversions to GGUF", "to become a folder for mlx-lm; make a GGUF first")
+    check_new_folder(request.target)
+    with needs_mlx("a folder for mlx-lm"):
+        from tqgguf.runtime.mlx_folder_write import write_mlx_folder
+    line = BytesLine("converting")
+    with open_gguf(request.source) as file:
+        try:
+            written = write_mlx_folder(file, request.target, line.update)
+        finally:
+            line.end()
+    _tell(request, written)
+    return 0
+
+
+def _tell(request: ConvertRequest, written: list[Written]) -> None:
+    n_bytes = sum(entry.stat().st_size for entry in os.scandir(request.target))
+    if request.json_output:
+        report = {
+            "source": readable(request.source),
+            "source_kind": "model",
+            "target": readable(request.target),
+            "target_kind": "mlx-lm",
+            "bytes": n_bytes,
+            "tensors": [
+                {
+                    "name": readable(tensor.name),
+                    "parameter": tensor.parameter,
+                    "from": tensor.type_name,
+                    "to": tensor.form,
+                    "exact": tensor.is_exact,
+                    "largest_error": tensor.error,
+                }
+                for tensor in written
+            ],
+        }
+        print(json.dumps(report, ensure_ascii=False), flush=True)
+    n_exact = sum(tensor.is_exact for tensor in written)
+    say(
+        f"{readable(request.source)} to {readable(request.target)}: {len(written)} tensors, {n_exact} exact; "
+        f"{size(n_bytes)}"
+    )
+    kinds = sorted({(tensor.type_name, tensor.form) for tensor in written if not tensor.is_exact})
+    for type_name, form in kinds:
+        errors = [tensor.error for tensor in written if (tensor.type_name, tensor.form) == (type_name, form)]
+        say(f"{len(errors)} of {type_name} as {form}: a value is off by at most {max(errors):.3g}")
