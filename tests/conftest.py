@@ -57,3 +57,10 @@ def smollm2():
     from tqgguf.runtime.load import embedded_model, open_model
 
     return open_model(embedded_model()).load()
+
+
+@pytest.fixture
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder: an empty one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "tqgguf"
