@@ -14,8 +14,9 @@ from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_conversion import Plan, PlannedTensor, plan_gguf, write_plan
+from tqgguf.formats.gguf_conversion import plan_gguf
 from tqgguf.formats.gguf_errors import readable, shown
+from tqgguf.formats.gguf_files import Plan, PlannedTensor, write_plan
 from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
 from tqgguf.formats.gguf_types import ggml_type_name
 from tqgguf.formats.weight_rules import summary
@@ -74,9 +75,7 @@ def _write(plan: Plan) -> float:
 
 def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
     changed = Counter(
-        f"{tensor.info.type_name} to {ggml_type_name(tensor.ggml_type)}"
-        for tensor in plan.tensors
-        if not tensor.is_copied
+        f"{tensor.type_name} to {ggml_type_name(tensor.ggml_type)}" for tensor in plan.tensors if not tensor.is_copied
     )
     if request.json_output:
         print(json.dumps(_report(request, plan, seconds), ensure_ascii=False), flush=True)
@@ -97,9 +96,9 @@ def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
 
 
 def _row(tensor: PlannedTensor) -> tuple[str, ...]:
-    shape = " x ".join(map(str, tensor.info.shape))
+    shape = " x ".join(map(str, tensor.shape))
     becomes = "" if tensor.is_copied else ggml_type_name(tensor.ggml_type)
-    return shown(tensor.info.name)[1:-1], shape, tensor.info.type_name, becomes, f"{tensor.n_bytes:,}", tensor.reason
+    return shown(tensor.name)[1:-1], shape, tensor.type_name, becomes, f"{tensor.n_bytes:,}", tensor.reason
 
 
 def _report(request: ConvertRequest, plan: Plan, seconds: float | None) -> dict[str, object]:
@@ -117,9 +116,9 @@ def _report(request: ConvertRequest, plan: Plan, seconds: float | None) -> dict[
         "seconds": seconds,
         "tensors": [
             {
-                "name": readable(tensor.info.name),
-                "shape": list(tensor.info.shape),
-                "from": tensor.info.type_name,
+                "name": readable(tensor.name),
+                "shape": list(tensor.shape),
+                "from": tensor.type_name,
                 "to": ggml_type_name(tensor.ggml_type),
                 "bytes": tensor.n_bytes,
                 "reason": tensor.reason,
