@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyModel, write_tiny
 
+from tqgguf.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from tqgguf.cli.cache import EXAMPLES as CACHE_EXAMPLES
 from tqgguf.cli.calibrate import EXAMPLES as CALIBRATE_EXAMPLES
 from tqgguf.cli.convert import EXAMPLES as CONVERT_EXAMPLES
@@ -31,17 +32,19 @@ EXAMPLES = {
     "convert": CONVERT_EXAMPLES,
     "inspect": INSPECT_EXAMPLES,
     "plan": PLAN_EXAMPLES,
+    "bench": BENCH_EXAMPLES,
     "selftest": SELFTEST_EXAMPLES,
     "cache": CACHE_EXAMPLES,
 }
 # examples that stand on those before them
 EARLIER = {
+    "bench": BENCH_EXAMPLES,
     "cache": CACHE_EXAMPLES,
     "convert": ("tqgguf cache save book.kv.gguf -m model.gguf -f book.txt", *CONVERT_EXAMPLES),
 }
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
-    "plan": "turbo3",
+    "plan": "turbo3", "bench": "pp256 @ d512",
     "run": "KV cache: K ", "eval": "window 1 of ", "calibrate": "channel scale of K: ", "doctor": "model: ",
     "validate": "1 file: 1 sound", "inspect": "", "cache": "K", "convert": " to ", "selftest": "all right",
 }  # fmt: skip

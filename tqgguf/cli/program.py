@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tqgguf.cli.bench import BenchCommand, bench
 from tqgguf.cli.cache import CacheGroup, cache_app
 from tqgguf.cli.calibrate import CalibrateCommand, calibrate
 from tqgguf.cli.convert import ConvertCommand, convert
@@ -94,7 +95,12 @@ app.command(
     context_settings=HELP_NAMES,
     short_help="Tell what memory a model needs, by context and KV cache type.",
 )(plan)
-
+app.command(
+    "bench",
+    cls=BenchCommand,
+    context_settings=HELP_NAMES,
+    short_help="Measure speed and memory of KV cache types on this machine.",
+)(bench)
 app.command(
     "selftest",
     cls=SelftestCommand,

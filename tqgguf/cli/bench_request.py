@@ -1,0 +1,139 @@
+"""What `tqgguf bench` is asked to do: the command line, parsed, checked and typed, before any file is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
+from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges, whole_numbers
+from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, crossed_pairs, parse_pairs
+from tqgguf.runtime.grid import DEFAULT_CHUNK
+
+FORMS = ("table", "md", "csv", "json")
+MOST_TOKENS = 1 << 24
+_MOST_REPETITIONS, _MOST_PROMPTS = 1000, 1000
+
+_RANGES: Ranges = {
+    **{name: EVALUATING[name] for name in ("n_batch", "n_ubatch", "threads")},
+    "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
+    "repetitions": ("-r", 1, _MOST_REPETITIONS),
+    "n_match": ("--match", 0, MOST_TOKENS),
+    "n_match_prompts": ("--match-prompts", 1, _MOST_PROMPTS),
+    "seed": ("-s", 0, INT32 - _MOST_REPETITIONS),
+}
+_SHARED = {
+    "--help", "--version", "--model", "--file", "--batch-size", "--ubatch-size", "--threads", "--rope-scaling",
+    "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--kv-balance", "--cache-exact-first", "--kv-calibration",
+    "--seed", "--json", "--verbose", "--debug",
+}  # fmt: skip
+
+_own = partial(row, Fate.IMPLEMENTED, "", ours=True)
+
+BENCH_FLAGS: tuple[Flag, ...] = (
+    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
+    _own("-p --n-prompt", "text"),
+    _own("-n --n-gen", "text"),
+    _own("-d --n-depth", "text"),
+    _own("-r --repetitions", "integer"),
+    _own("-ctk --cache-type-k", "text"),
+    _own("-ctv --cache-type-v", "text"),
+    _own("--cache-types", "text"),
+    _own("--match", "integer"),
+    _own("--match-prompts", "integer"),
+    _own("--no-memory"),
+    _own("-o --output", "|".join(FORMS)),
+    _own("--report", "file"),
+    _own("--compare", "file file"),
+)
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """One call of `tqgguf bench`. RequestError: a number out of its range, an unknown cache type, flags that exclude
+    one another.
+    """
+
+    model: str | None = None
+    """A GGUF file, any shard of a split one, or an MLX model folder. None: the embedded default model."""
+    text_file: str | None = None
+    """What the prompts to be matched are cut from. None: the text that tqgguf brings."""
+    prompts: str = "512"
+    answers: str = "64"
+    depths: str = "0"
+    """Comma lists of tokens; 0 in the first two: none."""
+    repetitions: int = 3
+    cache_types: str | None = None
+    types_k: str | None = None
+    types_v: str | None = None
+    n_match: int = 64
+    """Tokens of each answer that is compared with f16's. 0: no answers."""
+    n_match_prompts: int = 2
+    no_memory: bool = False
+    n_batch: int = 2048
+    n_ubatch: int = DEFAULT_CHUNK
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    threads: int = -1
+    balance: str | None = None
+    exact_first: int | None = None
+    calibration: str = "auto"
+    seed: int = 1
+    output: str = "table"
+    report: str | None = None
+    compare: tuple[str, str] | None = None
+    json_output: bool = False
+    verbose: bool = False
+    debug: bool = False
+    given: frozenset[str] = frozenset()
+    words: tuple[str, ...] = field(default=(), compare=False)
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self, _RANGES)
+        if self.compare is not None:
+            others = sorted(self.given - {"--compare", "--json", "--output", "--verbose", "--debug"})
+            if others:
+                raise RequestError(f"--compare reads what was measured: {others[0]} has no meaning with it")
+            return
+        if self.json_output and self.output not in ("json", "table"):
+            raise RequestError(f"--json and -o {self.output}: leave one out")
+        _ = self.pairs, self.prompt_list, self.answer_list, self.depth_list
+        if not (self.prompt_list or self.answer_list) and not self.n_match:
+            raise RequestError("-p 0 -n 0 --match 0: nothing is left to measure")
+
+    @property
+    def form(self) -> str:
+        """One of FORMS."""
+        return "json" if self.json_output else self.output
+
+    @property
+    def prompt_list(self) -> list[int]:
+        return [n for n in whole_numbers("-p", self.prompts, 0, MOST_TOKENS) if n]
+
+    @property
+    def answer_list(self) -> list[int]:
+        return [n for n in whole_numbers("-n", self.answers, 0, MOST_TOKENS) if n]
+
+    @property
+    def depth_list(self) -> list[int]:
+        """In whole pages, rounded up, the shortest first."""
+        found = whole_numbers("-d", self.depths, 0, MOST_TOKENS)
+        return sorted({-(-n // PAGE_TOKENS) * PAGE_TOKENS for n in found})
+
+    @property
+    def names_types(self) -> bool:
+        return bool(self.cache_types or self.types_k or self.types_v)
+
+    @property
+    def pairs(self) -> tuple[CachePair, ...]:
+        """What is compared with f16."""
+        if self.cache_types is not None:
+            if self.types_k is not None or self.types_v is not None:
+                raise RequestError("--cache-types names pairs, -ctk and -ctv sides: leave one out")
+            return parse_pairs(self.cache_types)
+        if self.types_k is None and self.types_v is None:
+            return parse_pairs(DEFAULT_PAIRS)
+        return crossed_pairs(self.types_k or "f16", self.types_v or "f16")
