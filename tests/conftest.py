@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest

@@ -17,7 +17,7 @@ inline sigjmp_buf& after_fault() {
 inline void on_fault(int signal, siginfo_t* info, void*) {
   const Threadgroup& g = group();
   const uint index = g.current ? g.current->index : 0, line = g.current ? g.current->line : 0;
-  if (signal == SIGILL) {
+  if (signal == SIGILL || signal == SIGTRAP) {  // what trapping sanitizers raise on x86-64 and on AArch64
     group().fail("undefined behaviour in thread %u, after line %u", index, line);
   } else {
     group().fail("device memory out of bounds: address %p by thread %u, after line %u", info->si_addr, index, line);
@@ -34,16 +34,17 @@ class Faults {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (int i = 0; i < 3; ++i) sigaction(signals_[i], &action, &old_[i]);
+    for (int i = 0; i < N; ++i) sigaction(signals_[i], &action, &old_[i]);
   }
   ~Faults() {
-    for (int i = 0; i < 3; ++i) sigaction(signals_[i], &old_[i], nullptr);
+    for (int i = 0; i < N; ++i) sigaction(signals_[i], &old_[i], nullptr);
     sigaltstack(&old_stack_, nullptr);
   }
 
  private:
-  int signals_[3] = {SIGSEGV, SIGBUS, SIGILL};
-  struct sigaction old_[3];
+  static constexpr int N = 4;
+  int signals_[N] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP};
+  struct sigaction old_[N];
   stack_t old_stack_;
   char memory_[64 * 1024];
 };
