@@ -30,10 +30,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tqgguf.formats.errors import FormatError, TqggufError
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.gguf_metadata import MetadataAccess
 from tqgguf.formats.gguf_reader import GGUFFile
+from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.formats.safetensors import open_safetensors
 
 VERSION = 1
@@ -121,12 +121,13 @@ def fingerprint_gguf(file: GGUFFile, rope: Mapping[str, float] | None = None) ->
 def fingerprint_folder(folder: str | os.PathLike[str]) -> Fingerprint:
     """The fingerprint of an MLX safetensors folder. FormatError, TqggufError: a file is damaged, or cannot be read."""
     path = Path(folder)
-    config = dict(_flat(_json(path / "config.json")))
+    config = dict(_flat(read_json(path / "config.json")))
     turning = {key: value for key, value in config.items() if any(word in key for word in _FOLDER_ROPE)}
     others = {k: v for k, v in config.items() if k not in turning and k.rpartition(".")[2] not in _DESCRIPTIVE}
-    words: dict[str, Any] = {"tokenizer.json": sha256(_bytes(path / "tokenizer.json")).hexdigest()}
+    words: dict[str, Any] = {"tokenizer.json": sha256(read_bytes(path / "tokenizer.json")).hexdigest()}
     if (path / "tokenizer_config.json").exists():
-        words |= {key: value for key, value in _json(path / "tokenizer_config.json").items() if key != _FOLDER_TEMPLATE}
+        settings = read_json(path / "tokenizer_config.json")
+        words |= {key: value for key, value in settings.items() if key != _FOLDER_TEMPLATE}
     tensors = {
         name: tensor
         for file in sorted(path.glob("model*.safetensors"))
@@ -201,20 +202,3 @@ def _feed_value(digest: _Hash, value: Any) -> None:
             _feed_value(digest, element)
     else:
         _feed_json(digest, value)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TqggufError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: expected JSON, found a mistake: {error}") from error
-    if not isinstance(value, dict):
-        raise FormatError(f"{path}: expected an object, found {type(value).__name__}")
-    return value
