@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from test_without_mlx import COMMAND_LINE, REFUSE_MLX, python
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.main import main
@@ -26,7 +27,7 @@ from tqgguf.formats.kv_size import kv_bytes
 from tqgguf.runtime.bench_match import measure_matches
 from tqgguf.runtime.bench_memory import MemoryPlan, measure_memory
 from tqgguf.runtime.bench_modes import ModeSession, modes_of
-from tqgguf.runtime.bench_speed import SpeedPlan, measure_speeds
+from tqgguf.runtime.bench_speed import WARM_TOKENS, SpeedPlan, measure_speeds
 from tqgguf.runtime.cache_pairs import parse_pairs
 from tqgguf.runtime.evaluation_caches import CacheOptions
 from tqgguf.runtime.load import LoadedModel, load_model
@@ -113,6 +114,7 @@ def test_caches_take_turns_in_an_order_of_each_repetition(loaded: LoadedModel, m
     speeds: list[Speed] = []
     plan = SpeedPlan([], [1], [128], repetitions=6, chunk=128, seed=0)
     measure_speeds(loaded, modes(loaded), plan, speeds, lambda n: None)
+    turns = turns[WARM_TOKENS * len(LABELS) :]
     rounds = [turns[i : i + 4] for i in range(0, len(turns), 4)]
     assert len(rounds) == 6 and all(sorted(turn) == sorted(LABELS) for turn in rounds)
     assert len(set(map(tuple, rounds))) > 1
@@ -254,6 +256,11 @@ def test_what_is_no_run_is_refused(
         path.write_text(text)
     status, out, err = bench(capsys, "--compare", str(path), str(path))
     assert status == 1 and not out and message in err and err.count("\n") == 1
+
+
+def test_a_comparison_needs_no_mlx(report: Path) -> None:
+    done = python(REFUSE_MLX + COMMAND_LINE, "bench", "--compare", *[str(report / "bench.json")] * 2)
+    assert (done.returncode, done.stderr) == (0, "") and "1.00x  within the spread" in done.stdout
 
 
 def test_in_the_form_that_is_asked_for(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

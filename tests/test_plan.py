@@ -159,6 +159,14 @@ def test_of_named_types_the_first_that_fits_is_proposed(tmp_path: Path, capsys: 
     assert found["choice"]["fits"] == 2048 < found["choice"]["max_context"]
 
 
+def test_on_a_gpu_the_workspace_is_said_to_be_a_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_tiny(tmp_path / "m.gguf", LLAMA)
+    assert not planned(capsys, path, "--device", "cpu")["notes"]
+    assert planned(capsys, path, "--device", "gpu")["notes"] == [
+        "the workspace was measured on CPUs; a GPU's own buffers are not in it"
+    ]
+
+
 def test_where_nothing_fits_that_is_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, write_tiny(tmp_path / "m.gguf", LLAMA), "--memory", "64M")
     assert text[-1] == "No cache fits: take more memory, a smaller model, or a smaller -ub."

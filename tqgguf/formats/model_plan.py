@@ -111,7 +111,7 @@ def plan_model(path: str | os.PathLike[str], ask: Ask) -> ModelPlan:
         impossible,
         wanted,
         _choice(rows, wanted, ask.specs is not None),
-        (*notes, *_notes(about, shapes, contexts)),
+        (*notes, *_notes(about, shapes, contexts, ask.device)),
     )
 
 
@@ -161,11 +161,13 @@ def _most(value: PerLayer | None) -> int:
     return max(value) if isinstance(value, tuple) else value or 0
 
 
-def _notes(about: ModelFacts, shapes: Sequence[LayerShape], contexts: Sequence[int]) -> Sequence[str]:
+def _notes(about: ModelFacts, shapes: Sequence[LayerShape], contexts: Sequence[int], device: Device) -> Sequence[str]:
     notes = []
     trained = about.context_length
     if trained and max(contexts) > trained:
         notes.append(f"the model was trained for {trained:,} tokens; run goes beyond only with --rope-scale")
+    if device == "gpu":
+        notes.append("the workspace was measured on CPUs; a GPU's own buffers are not in it")
     if any(shape.window is not None for shape in shapes):
         notes.append("with --prompt-cache run keeps all pages of layers that see a window, which is not counted")
     return notes

@@ -17,7 +17,7 @@ from tqgguf.runtime.evaluation_caches import Candidate
 from tqgguf.runtime.loaded_model import LoadedModel
 
 WARM_TOKENS = 16
-"""Evaluated and decoded without being measured where there is no depth to evaluate."""
+"""Evaluated, and as many decoded, behind each depth before anything is measured there."""
 
 Tick = Callable[[int], None]
 """Called with tokens that were evaluated since the last call; what it raises ends the measurement."""
@@ -46,7 +46,7 @@ class SpeedPlan:
     def n_tokens(self, n_modes: int) -> int:
         """Tokens that are evaluated for everything."""
         each = sum(n for _, n in self.tests) * self.repetitions
-        return n_modes * sum(each + (depth or 2 * WARM_TOKENS) for depth in self.depths) if self.tests else 0
+        return n_modes * sum(each + depth + 2 * WARM_TOKENS for depth in self.depths) if self.tests else 0
 
 
 def random_tokens(n: int, vocabulary: int, *seed: int) -> list[int]:
@@ -84,16 +84,15 @@ def measure_speeds(
 
 
 def _prepared(loaded: LoadedModel, mode: Candidate, past: list[int], plan: SpeedPlan, tick: Tick) -> ModeSession:
-    """A session that holds `past`, after a first evaluation that nobody measures."""
-    session = ModeSession(loaded, mode, n_ctx=plan.n_ctx, chunk=plan.chunk)
+    """A session that holds `past`, after a little evaluating and decoding that nobody measures."""
+    session = ModeSession(loaded, mode, n_ctx=plan.n_ctx + 2 * WARM_TOKENS, chunk=plan.chunk)
     if past:
         _prefill(session, past, tick)
-        return session
     warm = session.fork()
-    warm.prefill([0] * min(WARM_TOKENS, warm.n_ctx))
-    for _ in range(min(WARM_TOKENS, warm.room)):
+    _prefill(warm, past + [0] * WARM_TOKENS, tick)
+    for _ in range(WARM_TOKENS):
         warm.decode(0)
-    tick(2 * WARM_TOKENS)
+    tick(WARM_TOKENS)
     return session
 
 
