@@ -41,7 +41,7 @@ def convert(
         option(
             WEIGHTS,
             "Type of the weights, by llama-quantize's rules: vectors, norms and routers stay, an output layer gets at "
-            "least q8_0. Default: as they are.",
+            "least q8_0. Default: as they are (of a folder: bf16 or f16).",
             "--type",
             metavar="TYPE",
         ),
@@ -122,8 +122,8 @@ def convert(
     version: options.Version = False,
 ) -> None:
     """Convert a model or a prompt cache SRC: a GGUF's weights into another type, split, merged, or as a folder for
-    mlx-lm; a prompt cache into another format or other types (our GGUF, llama.cpp's session and sequence files,
-    mlx-lm's safetensors).
+    mlx-lm; a Hugging Face folder (llama, qwen2, qwen3, gemma3) into a GGUF; a prompt cache into another format or
+    other types (our GGUF, llama.cpp's session and sequence files, mlx-lm's safetensors).
 
     Metadata and tensors that are not quantised are copied as they are, and so are blocks where both formats have
     them; quantising twice has to be asked for. Without -m a llama.cpp file needs --head-dim, and what is written says

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tqgguf.cli.convert_cache import convert_cache
 from tqgguf.cli.convert_request import CACHE_FLAGS, MODEL_FLAGS, ConvertRequest, refuse_flags
-from tqgguf.cli.convert_weights import convert_weights
+from tqgguf.cli.convert_weights import convert_checkpoint, convert_weights
 from tqgguf.formats.carriers import head_kind
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import FileKind, gguf_kind
@@ -37,8 +37,15 @@ ROUTES: dict[FileKind, Route] = {
 }
 
 
+CHECKPOINT = _MODEL._replace(name="a folder with a model", convert=convert_checkpoint)
+"""Of a SRC that is a folder."""
+
+
 def convert(request: ConvertRequest) -> int:
     """Serve the request and return the exit status. What can be refused is refused before anything is written."""
+    if os.path.isdir(request.source):
+        refuse_flags(request, CHECKPOINT.foreign_flags, CHECKPOINT.flags_are_about, CHECKPOINT.name)
+        return CHECKPOINT.convert(request)
     kind = _source_kind(request.source)
     if kind not in ROUTES:
         raise RequestError(f"{request.source}: expected a model or a prompt cache, found a {kind.value}; copy it")
@@ -49,8 +56,6 @@ def convert(request: ConvertRequest) -> int:
 
 def _source_kind(path: str) -> FileKind:
     """What SRC is; what is of no known kind is left to the reader of models, whose refusal says what it is."""
-    if os.path.isdir(path):
-        raise RequestError(f"{path}: expected a file to convert, found a folder")
     kind = head_kind(path)
     if kind is not FileKind.GGUF:
         return kind or FileKind.MODEL

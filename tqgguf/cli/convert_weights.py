@@ -17,7 +17,7 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_conversion import plan_gguf
 from tqgguf.formats.gguf_errors import readable, shown
 from tqgguf.formats.gguf_files import Plan, PlannedTensor, write_plan
-from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
+from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.gguf_types import ggml_type_name
 from tqgguf.formats.weight_rules import summary
 
@@ -35,10 +35,28 @@ def convert_weights(request: ConvertRequest) -> int:
             request.weight_type,
             max_bytes,
             requantise=request.requantise,
-            step=_step(file, request),
+            step=f"{_step(request)}, weights to {request.weight_type}",
         )
-        seconds = None if request.dry_run else _write(plan)
-        _tell(request, plan, seconds)
+        return _carry_out(request, plan)
+
+
+def convert_checkpoint(request: ConvertRequest) -> int:
+    """Serve a request whose SRC is a Hugging Face folder; returns the exit status."""
+    max_bytes = bytes_of(request.split_max_size)
+    if becomes_folder(request):
+        raise RequestError(f"{request.source}: a folder becomes a GGUF; expected a DST ending in .gguf, or --to gguf")
+    target = check_target(request.target)
+    if target.is_relative_to(os.path.realpath(request.source)):
+        raise RequestError(f"{request.target}: is inside the folder to be converted; give another place")
+    from tqgguf.runtime.hf_convert import plan_checkpoint  # lazily: only this needs the tokenizers library
+
+    plan = plan_checkpoint(request.source, request.target, request.weight_type, max_bytes, _step(request))
+    return _carry_out(request, plan)
+
+
+def _carry_out(request: ConvertRequest, plan: Plan) -> int:
+    seconds = None if request.dry_run else _write(plan)
+    _tell(request, plan, seconds)
     return 0
 
 
@@ -55,10 +73,10 @@ def becomes_folder(request: ConvertRequest) -> bool:
     return wanted == "mlx-lm"
 
 
-def _step(file: GGUFFile, request: ConvertRequest) -> str:
-    return (
-        f"tqgguf {tqgguf.__version__}: weights to {request.weight_type}, from {readable(os.path.basename(file.path))}"
-    )
+def _step(request: ConvertRequest) -> str:
+    """Who converted what, for a GGUF's metadata."""
+    name = os.path.basename(os.path.abspath(request.source))
+    return f"tqgguf {tqgguf.__version__}: from {readable(name)}"
 
 
 def _write(plan: Plan) -> float:
@@ -92,7 +110,9 @@ def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
     )
     others = summary(tensor.reason for tensor in plan.tensors)
     if others:
-        say(f"not made {request.weight_type}: " + ", ".join(f"{n} ({reason})" for reason, n in others.items()))
+        say(
+            f"not made {request.weight_type or 'that'}: " + ", ".join(f"{n} ({reason})" for reason, n in others.items())
+        )
 
 
 def _row(tensor: PlannedTensor) -> tuple[str, ...]:

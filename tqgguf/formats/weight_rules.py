@@ -102,7 +102,7 @@ def choose(info: TensorInfo, wanted: str, model: ModelFacts) -> Choice:
     """The type of a tensor where weights are to be of type `wanted`, a key of FILE_TYPES."""
     kept = _why_kept(info)
     if kept:
-        return Choice(info.ggml_type, kept)
+        return Choice(info.ggml_type, kept if info.ggml_type != _type_id(wanted) else "")
     if BLOCK_TYPES[wanted].family == "float":
         return Choice(_type_id(wanted))
     columns = info.shape[-1]
