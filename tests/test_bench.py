@@ -308,6 +308,18 @@ def test_a_request_that_cannot_be_served_is_refused(
     assert status == 2 and not out and message in err
 
 
+def test_an_interrupt_before_the_first_figure_leaves_an_earlier_report(
+    path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tqgguf.cli.bench_command.measure_memory", interrupted)
+    before = (report / "bench.json").read_bytes()
+    assert bench(capsys, "-m", str(path), *ARGV, "--report", str(report))[0:2] == (130, "")
+    assert (report / "bench.json").read_bytes() == before
+
+
 def test_ctrl_c_keeps_what_was_measured(path: Path) -> None:
     argv = [sys.executable, "-m", "tqgguf.cli.main", "bench", "-m", str(path), "-p", "0", "-n", "50", "-r", "1000"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}

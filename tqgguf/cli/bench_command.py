@@ -40,8 +40,9 @@ def bench(request: BenchRequest) -> int:
     interrupted = bench_.run()
     record = bench_.record
     record.about["interrupted"] = interrupted
-    print(bench_table.as_text(record, request.form), flush=True)
-    if folder is not None:
+    if record.has_figures or request.form == "json":
+        print(bench_table.as_text(record, request.form), flush=True)
+    if folder is not None and record.has_figures:  # an earlier report is not lost to an interrupt
         from tqgguf.cli.bench_page import page  # lazily: it takes matplotlib in
 
         texts = {

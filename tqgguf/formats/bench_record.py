@@ -110,6 +110,11 @@ class BenchRecord:
         """The speeds that have a sample."""
         return [speed for speed in self.speeds if speed.seconds]
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self.measured() or self.memories or self.matches)
+
     def ratio(self, speed: Speed) -> float:
         """Median of the repetitions' own ratios to the f16 cache in the same test; nan without one."""
         reference = next((other for other in self.speeds if _test(other) == (REFERENCE, *_test(speed)[1:])), None)
