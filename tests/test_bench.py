@@ -265,7 +265,8 @@ def test_a_comparison_needs_no_mlx(report: Path) -> None:
 
 def test_in_the_form_that_is_asked_for(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("-m", str(path), "-p", "32", "-n", "0", "-r", "1", "-ctk", "q8_0,turbo4", "--match", "0", "--no-memory")
-    _, out, _ = bench(capsys, *argv, "-o", "md")
+    _, out, err = bench(capsys, *argv, "-d", "100", "-o", "md")
+    assert "-d 100: depths are whole pages of 128, so 128 is used" in err
     assert out.splitlines()[:2] == [
         "| cache K/V | test | tokens/s | slowest | fastest | of f16 |", "|---|---:|---:|---:|---:|---:|"
     ]  # fmt: skip

@@ -33,7 +33,7 @@ def bench(request: BenchRequest) -> int:
 
     What can be refused is refused before any weight is read.
     """
-    for notice in request.notices:
+    for notice in (*request.notices, *request.depth_notices):
         say(notice)
     folder = None if request.report is None else report_folder(request.report, (PAGE_FILE, JSON_FILE, CSV_FILE))
     bench_ = _Bench(request)

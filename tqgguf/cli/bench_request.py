@@ -120,8 +120,13 @@ class BenchRequest:
     @property
     def depth_list(self) -> list[int]:
         """In whole pages, rounded up, the shortest first."""
-        found = whole_numbers("-d", self.depths, 0, MOST_TOKENS)
-        return sorted({-(-n // PAGE_TOKENS) * PAGE_TOKENS for n in found})
+        return sorted({_in_pages(n) for n in whole_numbers("-d", self.depths, 0, MOST_TOKENS)})
+
+    @property
+    def depth_notices(self) -> list[str]:
+        """Of depths that were rounded."""
+        rounded = [n for n in whole_numbers("-d", self.depths, 0, MOST_TOKENS) if n != _in_pages(n)]
+        return [f"-d {n}: depths are whole pages of {PAGE_TOKENS}, so {_in_pages(n)} is used" for n in rounded]
 
     @property
     def names_types(self) -> bool:
@@ -137,3 +142,7 @@ class BenchRequest:
         if self.types_k is None and self.types_v is None:
             return parse_pairs(DEFAULT_PAIRS)
         return crossed_pairs(self.types_k or "f16", self.types_v or "f16")
+
+
+def _in_pages(n: int) -> int:
+    return -(-n // PAGE_TOKENS) * PAGE_TOKENS
