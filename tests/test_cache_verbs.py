@@ -87,7 +87,7 @@ def test_info_tells_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_
     [
         (("save",), "expected the name of a prompt cache first"),
         (("restore", "-p", "x"), "expected the name of a prompt cache first"),
-        (("restore", "nowhere.gguf", "-p", "x"), "nowhere.gguf: expected a prompt cache, found none"),
+        (("restore", "nowhere.gguf", "-p", "x"), "nowhere.gguf: expected a prompt cache to go on from, found none"),
         (("save", "no/such/folder.gguf", "-p", "x"), "does not exist; make it first"),
         (("save", "a.gguf", "-p", "x", "--temp", "1", "-st"), "unknown flag -st"),
     ],

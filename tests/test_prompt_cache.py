@@ -183,6 +183,16 @@ def test_another_model_is_refused_naming_what_differs(
     assert f"expected this model's {part}, found others" in llama.err
 
 
+def test_tokens_that_the_model_does_not_have_are_refused(llama: Runs) -> None:
+    llama(TEXT, *TURBO)
+    held = open_snapshot(llama.cache)
+    write_snapshot(
+        llama.cache, replace(held, tokens=np.where(held.tokens == held.tokens[9], 1 << 30, held.tokens), n_vocab=0)
+    )
+    llama(TEXT, status=2)
+    assert "tokens: expected ids below 288, the model's vocabulary, found 1073741824" in llama.err
+
+
 def test_a_damaged_file_is_refused_and_stays_as_it_is(llama: Runs) -> None:
     llama(TEXT, *TURBO)
     data = bytearray(llama.cache.read_bytes())

@@ -211,7 +211,7 @@ def test_a_snapshot_of_other_types_settings_or_layers_is_refused(
     snapshot = saved(first, tmp_path / "s.gguf")
     other = session(models["llama"], CacheSpec("turbo3", "turbo4"))
     cases = [
-        (other, snapshot, "type_k='turbo4'"),
+        (other, snapshot, "types of K and V: expected turbo3 and turbo4 as the cache has, found turbo4 and turbo3"),
         (
             session(models["gemma3"], CacheSpec("turbo4", "turbo3")),
             snapshot,

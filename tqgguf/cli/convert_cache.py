@@ -52,7 +52,8 @@ def convert_cache(request: ConvertRequest) -> int:
     snapshot = open_carrier(request.source, foreign)
     if outline is not None and outline.fingerprint is not None:
         shapes = [layer.shape for layer in outline.layers]
-        check_model(readable(request.source), snapshot, outline.architecture, outline.fingerprint, shapes, native=False)
+        source, vocabulary = readable(request.source), outline.n_vocab
+        check_model(source, snapshot, outline.architecture, outline.fingerprint, shapes, vocabulary, native=False)
     write_carrier(request.target, snapshot, kind, _target(request, source_kind))
     _tell(request, snapshot, source_kind, kind)
     return 0

@@ -110,8 +110,9 @@ class _Run:
             return PromptCache(request.prompt_cache)
         reads_only, keeps_all = request.prompt_cache_ro, request.prompt_cache_all
         found = open_prompt_cache(request.prompt_cache, self.opened, reads_only=reads_only, keeps_all=keeps_all)
-        if request.purpose == "ask" and not found.tokens:
-            raise RequestError(f"{readable(request.prompt_cache)}: expected a prompt cache, found none")
+        if request.purpose == "ask" and min(found.tokens, default=-1) < 0:
+            lacks = "it does not say its tokens" if found.tokens else "found none"
+            raise RequestError(f"{readable(request.prompt_cache)}: expected a prompt cache to go on from, {lacks}")
         return found
 
     def _compare_scales(self, chosen: ChosenCalibration) -> None:

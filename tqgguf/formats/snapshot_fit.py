@@ -32,6 +32,7 @@ def check_model(
     architecture: str,
     fingerprint: Fingerprint,
     shapes: Sequence[LayerShape],
+    n_vocab: int,
     *,
     native: bool = True,
 ) -> None:
@@ -51,6 +52,10 @@ def check_model(
     elif snapshot.architecture not in ("", architecture):
         raise RequestError(
             f"{path}: architecture: expected {architecture} as the model has, found {shown(snapshot.architecture)}"
+        )
+    if snapshot.tokens.size and snapshot.tokens.max() >= n_vocab:
+        raise RequestError(
+            f"{path}: tokens: expected ids below {n_vocab}, the model's vocabulary, found {snapshot.tokens.max()}"
         )
     if not snapshot.layers and not snapshot.n_cells:
         return

@@ -31,6 +31,9 @@ CHECKSUMS: Final = "checksums"
 MAX_LAYERS: Final = 1 << 12
 MAX_CODECS: Final = 1 << 10
 MAX_HEADS: Final = 1 << 16
+MAX_TOKENS: Final = (1 << 31) - 1
+"""Of positions, windows and ids of tokens: what engines count in 32 bits with a sign."""
+MAX_CHUNK: Final = 1 << 20  # tokens evaluated at once; real ones are 128 to 8,192
 
 F32: Final = 0
 F16: Final = 1

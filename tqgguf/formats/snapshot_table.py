@@ -20,7 +20,6 @@ from tqgguf.formats.fingerprint import KEYS as FINGERPRINT
 from tqgguf.formats.fingerprint import Fingerprint, read_fingerprint
 from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_reader import GGUFFile
-from tqgguf.formats.gguf_types import MAX_SIZE
 from tqgguf.formats.rules import DefectError
 from tqgguf.formats.snapshot_format import (
     CODEC_VERSION,
@@ -28,9 +27,11 @@ from tqgguf.formats.snapshot_format import (
     GENERAL_TYPE,
     KEYS,
     LAYERS,
+    MAX_CHUNK,
     MAX_CODECS,
     MAX_HEADS,
     MAX_LAYERS,
+    MAX_TOKENS,
     ORIGIN,
     VERSION,
 )
@@ -116,8 +117,11 @@ class _Table:
         fingerprint = self._get(lambda: read_fingerprint(file), None) if has_fingerprint else None
         if self.broken or not self._codecs_exist(layers, codecs):
             return None
-        if chunk % PAGE_TOKENS:
-            self._bad("token-count", f"{KEYS}chunk", f"a multiple of {PAGE_TOKENS}", chunk)
+        if chunk % PAGE_TOKENS or chunk > MAX_CHUNK:
+            self._bad("token-count", f"{KEYS}chunk", f"a multiple of {PAGE_TOKENS} up to {MAX_CHUNK}", chunk)
+        for key, count in ((f"{KEYS}cells", n_cells), (f"{KEYS}vocabulary", n_vocab)):
+            if count > MAX_TOKENS:
+                self._bad("token-count", key, f"at most {MAX_TOKENS}", count)
         if len(edges) % 2:
             self._bad("snapshot-columns", f"{KEYS}prompt_ranges", "pairs of first and end", f"{len(edges)} numbers")
         return SnapshotTable(
@@ -224,7 +228,7 @@ class _Table:
 
     def _layer(self, i: int, said: Mapping[str, Any]) -> LayerRow:
         limits = {"kv_heads": (1, MAX_HEADS), "number": (0, MAX_LAYERS), "prefix": (0, PAGE_TOKENS)}
-        limits |= {"start": (0, MAX_SIZE), "window": (0, MAX_SIZE)}
+        limits |= {"start": (0, MAX_TOKENS), "window": (0, MAX_TOKENS)}
         for name, (low, high) in limits.items():
             if not low <= said[name] <= high:
                 self._bad("layer-value", LAYERS + name, f"{low} to {high}", int(said[name]), f" in entry {i}")

@@ -73,7 +73,8 @@ def load_prompt_cache(
     if isinstance(model, LoadedModel):
         network, config = model.model, model.config
         if model.fingerprint is not None:
-            check_model(path, snapshot, config.architecture, model.fingerprint, config.layer_shapes())
+            shapes = config.layer_shapes()
+            check_model(path, snapshot, config.architecture, model.fingerprint, shapes, config.vocab_size)
     n_layers = len(network.layers)
     spec = spec_of(snapshot, n_layers)
     check_cache(path, snapshot, spec, n_layers, n_ctx=snapshot.n_cells)

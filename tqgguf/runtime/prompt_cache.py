@@ -87,7 +87,8 @@ def open_prompt_cache(
         made.kind = carrier_kind(name)
         snapshot = open_carrier(name, Foreign(_outline(opened)))
         config = opened.config
-        check_model(readable(name), snapshot, config.architecture, opened.fingerprint, config.layer_shapes())
+        shapes = config.layer_shapes()
+        check_model(readable(name), snapshot, config.architecture, opened.fingerprint, shapes, config.vocab_size)
         made.snapshot = snapshot
     return made
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.balance import RopeLayout
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec, Side
 from tqgguf.formats.cores import cores
@@ -62,10 +63,7 @@ def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
             f"snapshot: expected layers {_numbers(ours)}, found {_numbers(held)}: it is of another model"
         )
     for number, layer in held.items():
-        expected = ours[number].settings
-        found = replace(settings_of(layer), has_tail=expected.has_tail)
-        if found != expected:
-            raise RequestError(f"layer {number}: the snapshot's is {found}, expected {expected}")
+        _check_settings(number, settings_of(layer), ours[number].settings)
     planes = {(layer.layer, side): _Planes(layer.side(side), layer.start) for layer in held.values() for side in SIDES}
     mx.eval([array for made in planes.values() for array in made.arrays])
     with ThreadPoolExecutor(cores()) as pool:  # numpy lets other threads run while it copies
@@ -73,6 +71,24 @@ def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
             done.result()
     for number, layer in held.items():
         _restore(layer, ours[number], *(planes[number, side] for side in SIDES))
+
+
+def _check_settings(layer: int, found: LayerSettings, expected: LayerSettings) -> None:
+    fields = (
+        ("types of K and V", f"{expected.types.type_k} and {expected.types.type_v}",
+         f"{found.types.type_k} and {found.types.type_v}"),
+        ("balance of K", expected.types.balance, found.types.balance),
+        ("exact prefix", expected.types.n_prefix, found.types.n_prefix),
+        ("window", expected.window, found.window),
+        ("RoPE", _turning(expected.rope), _turning(found.rope)),
+    )  # fmt: skip
+    for name, wanted, there in fields:
+        if wanted != there:
+            raise RequestError(f"layer {layer}: {name}: expected {wanted} as the cache has, found {there}")
+
+
+def _turning(rope: RopeLayout) -> str:
+    return f"{'neighbours' if rope.traditional else 'halves'} of {rope.dims} channels" if rope.dims else "no channels"
 
 
 def _numbers(layers: Collection[int]) -> str:
@@ -134,7 +150,7 @@ def _captured(side: BlockSide | FloatSide, name: Side, skipped: int) -> SideSnap
         assert rows is not None
         values = _as_numpy(rows).view(np.uint8).reshape(rows.shape[0], n_heads, codec.row_bytes)
         return SideSnapshot(stored, values[skipped:])
-    codes, scales = side.codes.read(), side.scales.read()
+    codes, scales = side.row_codes(), side.scales.read()
     rows_held: Any = np.empty((0, n_heads, codec.row_bytes), np.uint8)
     if codes is not None and scales is not None and len(codes):
         rows_held = PlaneRows(codec, _as_numpy(codes), _as_numpy(scales), skipped)
