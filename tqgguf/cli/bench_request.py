@@ -9,7 +9,7 @@ from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges, whole_numbers
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, crossed_pairs, parse_pairs
+from tqgguf.runtime.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs, requested_pairs
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 
 FORMS = ("table", "md", "csv", "json")
@@ -135,13 +135,7 @@ class BenchRequest:
     @property
     def pairs(self) -> tuple[CachePair, ...]:
         """What is compared with f16."""
-        if self.cache_types is not None:
-            if self.types_k is not None or self.types_v is not None:
-                raise RequestError("--cache-types names pairs, -ctk and -ctv sides: leave one out")
-            return parse_pairs(self.cache_types)
-        if self.types_k is None and self.types_v is None:
-            return parse_pairs(DEFAULT_PAIRS)
-        return crossed_pairs(self.types_k or "f16", self.types_v or "f16")
+        return requested_pairs(self.cache_types, self.types_k, self.types_v) or parse_pairs(DEFAULT_PAIRS)
 
 
 def _in_pages(n: int) -> int:

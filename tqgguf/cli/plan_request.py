@@ -9,7 +9,7 @@ from tqgguf.cli.ranges import EVALUATING, INT32, check_ranges, whole_numbers
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.machine_memory import parse_bytes
-from tqgguf.runtime.cache_pairs import CachePair, crossed_pairs, parse_pairs
+from tqgguf.runtime.cache_pairs import PLAIN, CachePair, requested_pairs
 from tqgguf.runtime.grid import DEFAULT_CHUNK, round_chunk
 
 _SHARED = {
@@ -77,31 +77,22 @@ class PlanRequest:
     @property
     def specs(self) -> tuple[tuple[str, CacheSpec], ...] | None:
         """Label and types of each row that is asked for; None: all that there are."""
-        pairs = self._pairs()
+        pairs = requested_pairs(self.cache_types, self.types_k, self.types_v)
         if pairs is None:
             if self.balance is not None or self.exact_first is not None:
                 raise RequestError("--kv-balance, --cache-exact-first: name the types that they are for (-ctk, -ctv)")
             return None
-        return tuple((pair.label, self._spec(pair)) for pair in pairs)
-
-    def _pairs(self) -> tuple[CachePair, ...] | None:
-        has_sides = self.types_k is not None or self.types_v is not None
-        if self.cache_types is None:
-            return crossed_pairs(self.types_k or "f16", self.types_v or "f16") if has_sides else None
-        if has_sides:
-            raise RequestError("--cache-types names pairs, -ctk and -ctv sides: leave one out")
-        pairs = parse_pairs(self.cache_types)
         for pair in pairs:
             if not pair.is_ours:
                 raise RequestError(
                     f"--cache-types {pair.label}: expected types that run has; `tqgguf eval` knows others"
                 )
-        return pairs
+        return tuple((pair.label, self._spec(pair)) for pair in pairs)
 
     def _spec(self, pair: CachePair) -> CacheSpec:
         spec = CacheSpec(pair.type_k, pair.type_v, self.exact_first, self.balance)
         if pair.form:
-            is_plain = pair.form == "plain"
+            is_plain = pair.form == PLAIN
             n_prefix = 0 if is_plain else self.exact_first
             spec = CacheSpec(pair.type_k, pair.type_v, n_prefix, "off" if is_plain else pair.form)
         spec.check()

@@ -95,6 +95,18 @@ def crossed_pairs(types_k: str, types_v: str) -> tuple[CachePair, ...]:
     return tuple(CachePair(k, v) for k in sides[0] for v in sides[1])
 
 
+def requested_pairs(cache_types: str | None, types_k: str | None, types_v: str | None) -> tuple[CachePair, ...] | None:
+    """The pairs of --cache-types, or of -ctk and -ctv, one of which alone leaves f16 to the other side, as in `run`;
+    None: nothing was asked for. RequestError: both were, or as `parse_pairs`.
+    """
+    has_sides = types_k is not None or types_v is not None
+    if cache_types is None:
+        return crossed_pairs(types_k or "f16", types_v or "f16") if has_sides else None
+    if has_sides:
+        raise RequestError("--cache-types names pairs, -ctk and -ctv sides: leave one out")
+    return parse_pairs(cache_types)
+
+
 def _pair(word: str, flag: str) -> CachePair:
     if word.startswith(SIMULATED):
         return _simulated(word, flag)
