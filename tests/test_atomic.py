@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tqgguf.formats.atomic import check_target, replacing
+from tqgguf.formats.atomic import check_new_folder, check_target, new_folder, replacing
 from tqgguf.formats.errors import RequestError, TqggufError
 
 
@@ -112,3 +112,28 @@ def test_the_last_of_two_writers_wins(tmp_path: Path) -> None:
         second.write_bytes(b"second")
     assert path.read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "made") as temporary:
+        (temporary / "inside").write_bytes(b"new")
+        assert not (tmp_path / "made").exists()
+    assert (tmp_path / "made" / "inside").read_bytes() == b"new"
+    with pytest.raises(KeyError), new_folder(tmp_path / "failed") as temporary:
+        (temporary / "inside").write_bytes(b"half")
+        raise KeyError
+    with pytest.raises(RequestError, match="expected the name of a new folder, found one that is not empty"):
+        check_new_folder(tmp_path / "made")
+    assert os.listdir(tmp_path) == ["made"]
+
+
+def test_a_folder_that_a_killed_writer_left_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
+    orphan, living = (tmp_path / f".tqgguf-{name}.tmp" for name in "ab")
+    (orphan / "inside").mkdir(parents=True)
+    with new_folder(tmp_path / "other") as held:
+        held.rename(living)
+        for path in (orphan, living):
+            os.utime(path, (0, 0))
+        write(tmp_path / "file", b"new")
+        assert sorted(os.listdir(tmp_path)) == sorted([living.name, "file"])
+        living.rename(held)

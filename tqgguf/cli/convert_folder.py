@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tqgguf.cli.convert_request import MODEL_FLAGS, ConvertRequest, refuse_flags
 from tqgguf.cli.figures import size
+from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_new_folder
 from tqgguf.formats.gguf_errors import readable
@@ -56,6 +57,8 @@ def _tell(request: ConvertRequest, written: list[Written]) -> None:
             ],
         }
         print(json.dumps(report, ensure_ascii=False), flush=True)
+    else:
+        name_product(request.target)
     n_exact = sum(tensor.is_exact for tensor in written)
     say(
         f"{readable(request.source)} to {readable(request.target)}: {len(written)} tensors, {n_exact} exact; "

@@ -11,6 +11,7 @@ import tqgguf
 from tqgguf.cli.convert_folder import convert_to_folder
 from tqgguf.cli.convert_request import ConvertRequest, bytes_of
 from tqgguf.cli.figures import aligned, size
+from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.errors import RequestError
@@ -95,6 +96,8 @@ def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
     changed = Counter(
         f"{tensor.type_name} to {ggml_type_name(tensor.ggml_type)}" for tensor in plan.tensors if not tensor.is_copied
     )
+    if seconds is not None and not request.json_output:
+        name_product(plan.files[0].path)
     if request.json_output:
         print(json.dumps(_report(request, plan, seconds), ensure_ascii=False), flush=True)
     elif request.dry_run:

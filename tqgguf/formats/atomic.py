@@ -107,8 +107,13 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = check_new_folder(path)
     temporary = _temporary(target)
+    held: int | None = None
     try:
+        _remove_orphans(target.parent)
         temporary.mkdir()
+        if os.name == "posix":
+            held = os.open(temporary, os.O_RDONLY)
+            _lock(held)
         yield temporary
         for file in temporary.iterdir():
             _flush(file, os.O_RDWR)
@@ -120,6 +125,8 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         raise TqggufError(f"{path}: could not be written: {_reason(error)}") from error
     finally:
+        if held is not None:
+            os.close(held)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -152,7 +159,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove temporary files whose writers are gone. What cannot be looked at or removed stays."""
+    """Remove temporary files and folders whose writers are gone. What cannot be looked at or removed stays."""
     if fcntl is None:
         return
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
@@ -162,7 +169,7 @@ def _remove_orphans(folder: Path) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 if _lock(descriptor):
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             finally:
                 os.close(descriptor)
 

@@ -189,12 +189,18 @@ def _read(
     def rows_of(rows: slice) -> NDArray[Any]:
         return _floats(stored[rows] if order is None else stored[order[rows]], tensor.dtype)
 
-    row_bytes, n_rest = stored.strides[0], (len(stored) - shape[0]) * stored.strides[0]
+    n_read = 0
     for rows, piece in encoded_runs((shape[0], shape[1]), ggml_type, rows_of, encode, what):
-        yield (rows.stop - rows.start) * row_bytes + (n_rest if rows.stop == shape[0] else 0), piece
-        if order is None:
-            start = tensor.offset + rows.start * row_bytes
-            forget_pages(cast(Buffer, tensor.data.obj), start, start + (rows.stop - rows.start) * row_bytes)
+        n_more = tensor.data.nbytes - n_read if rows.stop == shape[0] else (rows.stop - rows.start) * stored.strides[0]
+        yield n_more, piece
+        if order is None:  # else rows that are still to come lie there too
+            _forget(tensor, n_read, n_read + n_more)
+        n_read += n_more
+    _forget(tensor, 0, n_read)
+
+
+def _forget(tensor: SafeTensor, start: int, stop: int) -> None:
+    forget_pages(cast(Buffer, tensor.data.obj), tensor.offset + start, tensor.offset + stop)
 
 
 def _floats(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
