@@ -111,6 +111,14 @@ def test_of_a_model_that_also_sees_the_language_part_is_taken() -> None:
         assert all(digest(sees.metadata[k]) == digest(v) for k, v in text.metadata.items() if k.startswith(kept))
 
 
+def test_nothing_but_our_own_lines_is_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(Path("a"), CASES["llama"])
+    edit("tokenizer.json", post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}] * 2})
+    Path("a/README.md").write_text("---\nbase_model: [1, 2\n---\n")
+    assert main(["convert", "a", "a.gguf"]) in (0, 1)
+    assert all(line.startswith("tqgguf: ") for line in capfd.readouterr().err.splitlines())
+
+
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -221,6 +221,7 @@ def test_a_dry_run_and_json_say_what_becomes_of_each_tensor(files: Files) -> Non
         (("a.gguf", "b.gguf", "-m", "a.gguf"), 2, "-m: is about prompt caches, and a.gguf is a model"),
         (("session", "b.kv.gguf", "--type", "q8_0"), 2, "--type: is about models, and session is a prompt cache"),
         (("session", "b.kv.gguf", "--dry-run"), 2, "--dry-run: is about models"),
+        (("other.gguf", "b.gguf"), 2, "found a calibration; copy it"),
         (("nothing.gguf", "b.gguf"), 1, "nothing.gguf: cannot be opened"),
         (("text", "b.gguf"), 1, "text: expected a GGUF file, found JSON text"),
         (("nan.gguf", "b.gguf", "--type", "q8_0"), 1, "nan.gguf: tensor output.weight, rows from 0 on"),
@@ -234,6 +235,7 @@ def test_what_cannot_be_done_is_one_line_and_nothing_is_written(
     os.link("a.gguf", "link.gguf")
     write_split(Path("."), "s", {}, [{"a": np.zeros(4, np.float32)}, {"b": np.zeros(4, np.float32)}])
     shutil.copy(data / "fork_turbo3.session", "session")
+    Path("other.gguf").write_bytes(build_gguf({"general.type": "kv-calibration"}))
     Path("text").write_text('{"error": "not found"}')
     Path("nan.gguf").write_bytes(
         build_gguf({}, {"output.weight": np.where(np.eye(32) > 0, np.nan, 1).astype(np.float32)})

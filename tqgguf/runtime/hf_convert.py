@@ -6,6 +6,7 @@ Weights are read, encoded and written a run of rows at a time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -56,14 +57,27 @@ def plan_checkpoint(folder: str, target: str, wanted: str | None = None, max_byt
         first = next((tensor.dtype for tensor in stored.values() if len(tensor.shape) > 1), "F32")
         wanted = _GUESSED.get(first, "f16")
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[row.architecture])
-    n_tokens = add_vocabulary(writer, row, config, path)
-    tensors = _planned_tensors(path, row, config, stored, wanted, n_tokens)
-    _add_description(writer, path, tensors)
+    with _silent_gguf():
+        n_tokens = add_vocabulary(writer, row, config, path)
+        tensors = _planned_tensors(path, row, config, stored, wanted, n_tokens)
+        _add_description(writer, path, tensors)
     add_parameters(writer, row, config, config_path)
     writer.add_file_type(FILE_TYPES[wanted])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     steps = entry(STEPS_KEY, MetadataType(ValueType.ARRAY, ValueType.STRING), [f"{step}, weights to {wanted}"])
     return make_plan(target, (*_entries(writer), steps), tensors, max_bytes)
+
+
+@contextlib.contextmanager
+def _silent_gguf() -> Iterator[None]:
+    """gguf-py wonders aloud about names and tokens, on stderr."""
+    logger = logging.getLogger("gguf")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _completed(row: Checkpoint, config: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -233,14 +247,10 @@ def _add_description(writer: gguf.GGUFWriter, folder: Path, tensors: list[Planne
     for tensor in tensors:
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), 0)
     total, shared, expert, n_experts = writer.get_total_parameter_count()
-    logger = logging.getLogger("gguf.metadata")
-    level, logger.level = logger.level, logging.CRITICAL  # it wonders aloud about names
     try:
         metadata = gguf.Metadata.load(None, folder, None, total)
     except Exception as error:  # a model card can be anything
         raise FormatError(f"{folder}: README.md or its like cannot be read: {' '.join(str(error).split())}") from error
-    finally:
-        logger.setLevel(level)
     metadata.name = metadata.name or folder.resolve().name
     metadata.size_label = metadata.size_label or gguf.size_label(total, shared, expert, n_experts)
     writer.add_type(gguf.GGUFType.MODEL)
