@@ -112,11 +112,15 @@ def measure_decode(
     k, v = (resolve_codec(t, head_dim, s) for t, s in zip(pair.split("/"), ("k", "v"), strict=True))
     balanced = k.block_type.family == "turbo" and not plain
     n_bytes = n_keys * n_kv_heads * (k.row_bytes + v.row_bytes)
+    reading = default_reading()
+    v_tiled = reading.tiles_values(v)
     sides = [
-        (random_side(k, n_kv_heads, n_keys, OWN_ROWS, balanced), random_side(v, n_kv_heads, n_keys, OWN_ROWS, False))
+        (
+            random_side(k, n_kv_heads, n_keys, OWN_ROWS, balanced),
+            random_side(v, n_kv_heads, n_keys, OWN_ROWS, False, v_tiled),
+        )
         for _ in range(n_sets(n_bytes))
     ]
-    reading = default_reading()
     q = mx.random.normal((1, n_heads, n_rows, head_dim)).astype(mx.float16)
 
     def call(q: mx.array, views: tuple[SideView, SideView]) -> mx.array:
@@ -197,7 +201,10 @@ def encode(args: argparse.Namespace) -> list[dict[str, Any]]:
 
         def call(codec: Codec = codec, balanced: bool = balanced) -> list[mx.array]:
             given = scale if balanced else None
-            made = (reading.encode_pages(codec, r, n_skipped=4, centred=balanced, scale=given) for r in rows)
+            tiled = not balanced and reading.tiles_values(codec)
+            made = (
+                reading.encode_pages(codec, r, n_skipped=4, centred=balanced, scale=given, tiled=tiled) for r in rows
+            )
             return [array for arrays in made for array in arrays if array is not None]
 
         us = evaluated_us(call) / len(rows)
@@ -221,7 +228,8 @@ def prefill(args: argparse.Namespace) -> list[dict[str, Any]]:
             sides = []
             for codec, rows, name in zip(codecs, held, "kv", strict=True):
                 balanced = name == "k" and codec.block_type.family == "turbo"
-                side = random_side(codec, n_kv_heads, n_keys + n_rows, 1, balanced)
+                tiled = name == "v" and default_reading().tiles_values(codec)
+                side = random_side(codec, n_kv_heads, n_keys + n_rows, 1, balanced, tiled)
                 sides.append(replace(side, rows=rows[0, :, n_keys:], rows_start=n_keys))
             mx.eval([side.rows for side in sides])
             ours = evaluated_us(partial(block_step, q, sides, n_keys))

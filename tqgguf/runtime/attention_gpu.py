@@ -17,6 +17,7 @@ from tqgguf.formats.codec import Codec
 from tqgguf.runtime.kernels.decode_attention import attend_blocks
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_rows, encode_pages, join_rows
+from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
 from tqgguf.runtime.readings import MlxReading, Reads
@@ -47,12 +48,25 @@ class KernelReading(MlxReading):
         codes, scales, _ = encode_pages(self.launcher, codec, rows)
         return codes[0], scales[0]
 
+    def tiles_values(self, codec: Codec) -> bool:
+        return can_be_tiled(codec)
+
     def encode_pages(
-        self, codec: Codec, rows: mx.array, *, n_skipped: int, centred: bool, scale: mx.array | None
+        self,
+        codec: Codec,
+        rows: mx.array,
+        *,
+        n_skipped: int,
+        centred: bool,
+        scale: mx.array | None,
+        tiled: bool = False,
     ) -> tuple[mx.array, mx.array, mx.array | None]:
         if not _can_encode(codec, rows):
-            return super().encode_pages(codec, rows, n_skipped=n_skipped, centred=centred, scale=scale)
-        return encode_pages(self.launcher, codec, rows, n_skipped=n_skipped, centred=centred, channel_scale=scale)
+            codes, scales, means = super().encode_pages(codec, rows, n_skipped=n_skipped, centred=centred, scale=scale)
+            return to_tiles(codec, codes) if tiled else codes, scales, means
+        return encode_pages(
+            self.launcher, codec, rows, n_skipped=n_skipped, centred=centred, channel_scale=scale, tiled=tiled
+        )
 
     def join_sides(
         self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]

@@ -84,7 +84,8 @@ class BlockKVCache(_BaseCache):
         codec = layer_codec(types.of(side), head_dim, side, self.layer)
         if codec.is_float:
             return FloatSide(codec)
-        made = BlockSide(codec, types.n_prefix, self.reading)
+        tiled = side == "v" and self.reading.tiles_values(codec)
+        made = BlockSide(codec, types.n_prefix, self.reading, tiled=tiled)
         if side == "k" and types.balance != "off":
             made.means = Plane()
             if types.balance == "full":

@@ -18,6 +18,7 @@ from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime import block_ops
+from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
 from tqgguf.runtime.kv_balance import ChannelScale, checked_scale, unbalance_pages
 from tqgguf.runtime.planes import Plane
 
@@ -36,6 +37,7 @@ class SideView:
     prefix: f16 rows of the exact prefix, held apart from the blocks of page 0.
     page_means: f16 [pages, n_kv_heads, head_dim] subtracted from each page before encoding, or None.
     channel_scale: f32 [n_kv_heads, head_dim] multiplied into K before encoding (undone on the query), or None.
+    tiled: a page's codes are in the order of `kernels.tiles`, not row by row.
     """
 
     codec: Codec
@@ -47,6 +49,7 @@ class SideView:
     prefix: mx.array | None = None
     page_means: mx.array | None = None
     channel_scale: mx.array | None = None
+    tiled: bool = False
 
     @property
     def first_page(self) -> int:
@@ -75,7 +78,8 @@ class SideView:
         """Rows f32 [n_kv_heads, tokens, head_dim] in original axes that pages first .. last - 1 decode to, lazily."""
         lo, hi = first - self.pages_start, last - self.pages_start
         assert self.codes is not None and self.scales is not None
-        rows = block_ops.decode_pages(self.codec, self.codes[lo:hi], self.scales[lo:hi])
+        codes = to_rows(self.codec, self.codes[lo:hi]) if self.tiled else self.codes[lo:hi]
+        rows = block_ops.decode_pages(self.codec, codes, self.scales[lo:hi])
         return rows if self.page_means is None else unbalance_pages(rows, self.page_means[lo:hi], self.channel_scale)
 
 
@@ -96,7 +100,14 @@ class PageEncoder(Protocol):
         """f16 or f32 rows to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
 
     def encode_pages(
-        self, codec: Codec, rows: mx.array, *, n_skipped: int, centred: bool, scale: mx.array | None
+        self,
+        codec: Codec,
+        rows: mx.array,
+        *,
+        n_skipped: int,
+        centred: bool,
+        scale: mx.array | None,
+        tiled: bool = False,
     ) -> tuple[mx.array, mx.array, mx.array | None]:
         """Whole pages of rows to codes and scales [pages, n_kv_heads, PAGE, ...], and their means if `centred`."""
 
@@ -140,6 +151,8 @@ class BlockSide:
     means: Plane | None = None
     scale: ChannelScale | None = None
     waiting: Waiting | None = None
+    tiled: bool = False
+    """Whether codes are held in the order of `kernels.tiles`."""
 
     @property
     def end_page(self) -> int:
@@ -181,6 +194,7 @@ class BlockSide:
                 n_skipped=self.n_prefix if self.end_page == 0 else 0,
                 centred=self.means is not None,
                 scale=None if self.scale is None else self.scale.value,
+                **({"tiled": True} if self.tiled else {}),
             )
             self.codes.append(codes)
             self.scales.append(scales)
@@ -202,6 +216,7 @@ class BlockSide:
             prefix=self.prefix,
             page_means=None if self.means is None else self.means.read(),
             channel_scale=None if self.scale is None else self.scale.value,
+            tiled=self.tiled,
         )
 
     @property
@@ -247,7 +262,12 @@ class BlockSide:
         """What `restore` needs, without spare capacity; of a balanced side its means, and what its scale has, too."""
         means = () if self.means is None else (self.means.read(),)
         scale = () if self.scale is None else (self.scale.value, self.scale.query_squares)
-        return (self.codes.read(), self.scales.read(), self.prefix, self.tail, *means, *scale)
+        return (self.row_codes(), self.scales.read(), self.prefix, self.tail, *means, *scale)
+
+    def row_codes(self) -> mx.array | None:
+        """Codes of the whole pages, row by row."""
+        codes = self.codes.read()
+        return to_rows(self.codec, codes) if self.tiled and codes is not None else codes
 
     def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
         """Take over what `arrays` gave of `offset` tokens. FormatError for anything else, before anything changes."""
@@ -277,7 +297,8 @@ class BlockSide:
         if self.means is not None:
             self.means = Plane(balance[0], pages)
         self.first_page = first_page
-        self.codes, self.scales = Plane(codes, pages), Plane(scales, pages)
+        held = to_tiles(codec, codes) if self.tiled and codes is not None else codes
+        self.codes, self.scales = Plane(held, pages), Plane(scales, pages)
         self.prefix, self.tail = prefix, tail
 
     def copy(self) -> BlockSide:
@@ -296,6 +317,7 @@ class BlockSide:
             means,
             scale,
             self.waiting,
+            self.tiled,
         )
 
     @property
@@ -387,6 +409,7 @@ def _expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx
 
 def _is_finite(array: mx.array) -> bool:
     """Whether no value has the exponent of infinities and NaN; by its bits, which numpy compares many at a time."""
+    bits: Any
     bits, exponent = (np.uint32, 0x7F800000) if array.dtype == mx.float32 else (np.uint16, 0x7C00)
     if array.dtype == mx.bfloat16:
         array, exponent = array.view(mx.uint16), 0x7F80

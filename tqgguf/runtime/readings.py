@@ -62,14 +62,26 @@ class Reading(Protocol):
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         """Rows f16 or f32 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, [n_kv_heads, tokens, ...]."""
 
+    def tiles_values(self, codec: Codec) -> bool:
+        """Whether caches hold V's codes in the order of `kernels.tiles` for this backend."""
+        return False
+
     def encode_pages(
-        self, codec: Codec, rows: mx.array, *, n_skipped: int, centred: bool, scale: mx.array | None
+        self,
+        codec: Codec,
+        rows: mx.array,
+        *,
+        n_skipped: int,
+        centred: bool,
+        scale: mx.array | None,
+        tiled: bool = False,
     ) -> tuple[mx.array, mx.array, mx.array | None]:
         """Rows f16 [n_kv_heads, pages * PAGE, head_dim] as whole pages: codes and scales [pages, n_kv_heads, PAGE,
         ...].
 
         centred: the mean of each page is taken out, and returned f16 [pages, n_kv_heads, head_dim], else None; scale:
         f32 [n_kv_heads, head_dim], multiplied into what is left. The first n_skipped rows become zero blocks.
+        tiled: only where `tiles_values`.
         """
         starts = range(0, rows.shape[1], PAGE)
         pages = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import mlx.core as mx
@@ -19,6 +19,7 @@ from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import attend
+from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
 from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.readings import NumpyReading, Reading
 
@@ -112,10 +113,13 @@ def codec_cases(reading: Reading, head_dim: int) -> Iterator[Case]:
         codec = _codec(cache_type, head_dim, "k")
         if codec is None or codec.is_float:
             continue
-        for balanced in (True, False):
-            detail = "balanced, with an exact prefix" if balanced else "plain"
-            yield Case("encode", cache_type, head_dim, detail, _ENCODE_LIMIT, _encode(reading, codec, balanced))
-        yield Case("decode", cache_type, head_dim, "three pages", _DECODE_LIMIT, _decode(reading, codec))
+        yield Case(
+            "encode", cache_type, head_dim, "balanced, with a prefix", _ENCODE_LIMIT, _encode(reading, codec, True)
+        )
+        for tiled in _forms(reading, codec):
+            form = "in tiles" if tiled else "row by row"
+            yield Case("encode", cache_type, head_dim, form, _ENCODE_LIMIT, _encode(reading, codec, False, tiled))
+            yield Case("decode", cache_type, head_dim, form, _DECODE_LIMIT, _decode(reading, codec, tiled))
 
 
 def attention_cases(
@@ -129,6 +133,11 @@ def attention_cases(
         limit = _ATTENTION_LIMITS[shape.dtype]
         compare = _attention(reading, k, v, shape)
         yield Case("attention", f"{type_k}/{type_v}", head_dim, shape.name, limit, compare)
+
+
+def _forms(reading: Reading, codec: Codec) -> tuple[bool, ...]:
+    """Whether codes are held in tiles: never, or, for V, by readings that want it."""
+    return (False, True) if reading.tiles_values(codec) else (False,)
 
 
 def _codec(cache_type: str, head_dim: int, side: Side) -> Codec | None:
@@ -158,15 +167,17 @@ def _scale(head_dim: int) -> mx.array:
     return mx.array(np.random.default_rng(3).uniform(0.5, 2, (_N_KV_HEADS, head_dim)).astype(np.float32))
 
 
-def _encode(reading: Reading, codec: Codec, balanced: bool) -> Callable[[], float]:
+def _encode(reading: Reading, codec: Codec, balanced: bool, tiled: bool = False) -> Callable[[], float]:
     def compare() -> float:
         rows = mx.array(_rows(2 * PAGE, codec.head_dim, 1))
         scale = _scale(codec.head_dim) if balanced else None
         sides = []
         for by in (reading, NumpyReading()):
+            in_tiles = tiled and by is reading
             codes, scales, means = by.encode_pages(
-                codec, rows, n_skipped=_N_PREFIX if balanced else 0, centred=balanced, scale=scale
+                codec, rows, n_skipped=_N_PREFIX if balanced else 0, centred=balanced, scale=scale, tiled=in_tiles
             )
+            codes = to_rows(codec, codes) if in_tiles else codes
             values = codec.decode_planes(np.asarray(codes), np.asarray(scales))
             sides.append(np.concatenate([values.ravel(), [] if means is None else np.asarray(means).ravel()]))
         return _distance(*sides)
@@ -174,10 +185,10 @@ def _encode(reading: Reading, codec: Codec, balanced: bool) -> Callable[[], floa
     return compare
 
 
-def _decode(reading: Reading, codec: Codec) -> Callable[[], float]:
+def _decode(reading: Reading, codec: Codec, tiled: bool) -> Callable[[], float]:
     def compare() -> float:
         side = _block_side(codec, 3 * PAGE, 2, balanced=False)
-        found = reading.decode(side, 1, 3)
+        found = reading.decode(_tiled(side) if tiled else side, 1, 3)
         return _distance(np.asarray(found), NumpyReading().decode(side, 1, 3))
 
     return compare
@@ -208,6 +219,11 @@ def _block_side(codec: Codec, n_tokens: int, seed: int, balanced: bool, offset: 
     )
 
 
+def _tiled(side: SideView) -> SideView:
+    codes = None if side.codes is None else to_tiles(side.codec, side.codes)
+    return replace(side, codes=codes, tiled=True)
+
+
 def _attention(reading: Reading, k: Codec, v: Codec, shape: Shape) -> Callable[[], float]:
     def compare() -> float:
         n_tokens = shape.offset + shape.n_rows
@@ -220,9 +236,10 @@ def _attention(reading: Reading, k: Codec, v: Codec, shape: Shape) -> Callable[[
         q = mx.array(rng.standard_normal((1, n_heads, shape.n_rows, k.head_dim)).astype(np.float32)).astype(shape.dtype)
         sinks = rng.standard_normal(n_heads).astype(np.float32) if shape.sinks else None
         scale = k.head_dim**-0.5
+        held = sides[0], _tiled(sides[1]) if not v.is_float and reading.tiles_values(v) else sides[1]
         out = attend(
             q,
-            *sides,
+            *held,
             offset=shape.offset,
             scale=scale,
             reading=reading,

@@ -42,7 +42,9 @@ def measure(reading: Reading, keys: tuple[int, ...] = GPU_KEYS) -> Iterator[Spee
             yield Speed(f"{type_k}/{type_v}", n_keys, _blocks_us(reading, type_k, type_v, n_keys), f16)
 
 
-def random_side(codec: Codec, n_kv_heads: int, n_keys: int, n_own: int, balanced: bool) -> SideView:
+def random_side(
+    codec: Codec, n_kv_heads: int, n_keys: int, n_own: int, balanced: bool, tiled: bool = False
+) -> SideView:
     """Random blocks of whole pages and n_own rows of the page after them, made on the device."""
     pages = n_keys // PAGE
     shape = (pages, n_kv_heads, PAGE)
@@ -56,12 +58,15 @@ def random_side(codec: Codec, n_kv_heads: int, n_keys: int, n_own: int, balanced
     means = mx.random.normal((pages, n_kv_heads, codec.head_dim)).astype(mx.float16) if balanced else None
     scale = mx.random.uniform(0.5, 2, (n_kv_heads, codec.head_dim)) if balanced else None
     mx.eval([a for a in (codes, scales, own, means, scale) if a is not None])
-    return SideView(codec, own, n_keys, codes, scales, page_means=means, channel_scale=scale)
+    return SideView(codec, own, n_keys, codes, scales, page_means=means, channel_scale=scale, tiled=tiled)
 
 
 def _blocks_us(reading: Reading, type_k: str, type_v: str, n_keys: int) -> float:
     k, v = (resolve_codec(t, HEAD_DIM, side) for t, side in ((type_k, "k"), (type_v, "v")))
-    sides = [random_side(c, N_KV_HEADS, n_keys, PAGE // 2, c is k and type_k.startswith("turbo")) for c in (k, v)]
+    sides = [
+        random_side(k, N_KV_HEADS, n_keys, PAGE // 2, type_k.startswith("turbo")),
+        random_side(v, N_KV_HEADS, n_keys, PAGE // 2, False, reading.tiles_values(v)),
+    ]
 
     def step(q: mx.array) -> mx.array:
         return attend(q, *sides, offset=n_keys + PAGE // 2 - 1, scale=HEAD_DIM**-0.5, reading=reading)

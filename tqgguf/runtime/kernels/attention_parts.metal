@@ -58,7 +58,8 @@ template <class L, int KEY_TILES> struct StepKeys {
   }
 };
 
-template <class L, int KEY_TILES> struct StepValues {
+// V of a step: codes of this lane's four keys a tile, row by row or as tiles have them, and the scales of its two.
+template <class L, int KEY_TILES, bool TILED> struct StepValues {
   uint low[KEY_TILES][4][L::groups][L::part::low_words];
   uint high[KEY_TILES][4][L::groups][L::part::high_words];
   float scale[KEY_TILES][2][L::scales];
@@ -71,6 +72,31 @@ template <class L, int KEY_TILES> struct StepValues {
       }
     }
     if (has_scale(L::type)) load_scales<L, KEY_TILES>(rows.scales, lane, scale);
+  }
+
+  // The first factor of slice j: values 2 * j and 2 * j + 1 of the lane's part, of its four keys.
+  inline void factor(int u, int g, int j, SHARED_POINTER(uint) table, uint address, thread uint* a) const {
+    uint x[4];
+    UNROLL for (int e = 0; e < 4; ++e) x[e] = L::part::template values<L::shift>(low[u][e][g], high[u][e][g], j, table, address);
+    a[0] = low_halves(x[0], x[1]);
+    a[1] = high_halves(x[0], x[1]);
+    a[2] = low_halves(x[2], x[3]);
+    a[3] = high_halves(x[2], x[3]);
+  }
+};
+template <class L, int KEY_TILES> struct StepValues<L, KEY_TILES, true> {
+  typedef Tile<L::type, L::dim, L::group> tile;
+  uint words[KEY_TILES][L::groups][tile::words];
+  float scale[KEY_TILES][2][L::scales];
+
+  inline void load(StepRows<false> rows, uint lane) {
+    UNROLL for (int u = 0; u < KEY_TILES; ++u)
+      UNROLL for (int g = 0; g < L::groups; ++g) tile::load(rows.codes + u * tile::tile_bytes, g, 4u * row_of(lane) + pair_of(lane), words[u][g]);
+    load_scales<L, KEY_TILES>(rows.scales, lane, scale);
+  }
+
+  inline void factor(int u, int g, int j, SHARED_POINTER(uint) table, uint address, thread uint* a) const {
+    UNROLL for (int i = 0; i < 4; ++i) a[i] = table_read(table, tile::template entry<L::shift>(words[u][g], 4 * j + i) | address);
   }
 };
 
@@ -159,8 +185,8 @@ inline float column_sum(float v) {
 }
 
 // Take a step's scores and values into the running softmax.
-template <class L, int TILES, int KEY_TILES, int SLICES>
-inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES>& v, SHARED_POINTER(uint) table,
+template <class L, int TILES, int KEY_TILES, bool TILED, int SLICES>
+inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES, TILED>& v, SHARED_POINTER(uint) table,
                  uint address, thread Running<SLICES, TILES>& running) {
   float top[TILES][2];
   bool moved = false;
@@ -192,9 +218,8 @@ inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread
     }
     UNROLL for (int g = 0; g < L::groups; ++g)
       UNROLL for (int j = 0; j < L::slices; ++j) {
-        uint x[4];
-        UNROLL for (int e = 0; e < 4; ++e) x[e] = L::part::template values<L::shift>(v.low[u][e][g], v.high[u][e][g], j, table, address);
-        const uint a[4] = {low_halves(x[0], x[1]), high_halves(x[0], x[1]), low_halves(x[2], x[3]), high_halves(x[2], x[3])};
+        uint a[4];
+        v.factor(u, g, j, table, address, a);
         UNROLL for (int t = 0; t < TILES; ++t)
           multiply(running.values[g * L::slices + j][t], a, weights[has_scale(L::type) ? g : 0][t]);
       }

@@ -119,6 +119,58 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
   static constexpr uint element_of_value(uint value) { return TYPE == Q4_0 ? value / 16u : value % 2u; }
 };
 
+// V's codes in tiles of 16 tokens, as lanes read them: lane (row, pair), at slot 4 * row + pair, has GROUP / 8 values, those
+// from row * GROUP / 8 on, of tokens 4 * pair .. + 3. Its words lie together with the other lanes', four at a time, then two,
+// then one. They hold pairs of codes as entries of a table of values: pair 4 * j + 2 * f + d is value 2 * j + d of tokens
+// 2 * f and 2 * f + 1. Six bits go five times into a word; the sixteenth pair is in the words' two highest bits.
+template <int TYPE, int DIM, int GROUP> struct Tile {
+  enum : int {
+    bits = low_bits(TYPE) + high_bits(TYPE),
+    width = 2 * bits,
+    groups = DIM / GROUP,
+    words = GROUP * bits / 64,     // of a lane and group
+    group_words = 32 * words,      // of a tile
+    tile_bytes = 4 * groups * group_words,
+    fours = words / 4 * 4,
+    per_word = 32 / width          // whole pairs
+  };
+
+  // Where word w of a slot lies in its group.
+  static constexpr uint place(uint slot, uint w) {
+    return w < uint(fours) ? w / 4u * 128u + slot * 4u + w % 4u
+           : words % 4 >= 2 && w < uint(fours) + 2u ? uint(fours * 32) + slot * 2u + w - uint(fours) : uint((words - 1) * 32) + slot;
+  }
+  static inline void load(const device uchar* tile, int group, uint slot, thread uint* w) {
+    const device uint* p = (const device uint*)tile + group * group_words;
+    UNROLL for (int i = 0; i < fours; i += 4) load_bytes<16, 16>((const device uchar*)(p + place(slot, uint(i))), w + i);
+    if (words % 4 >= 2) load_bytes<8, 8>((const device uchar*)(p + place(slot, uint(fours))), w + fours);
+    if (words % 2) w[words - 1] = p[place(slot, uint(words - 1))];
+  }
+  // Pair i of a lane's words, its entry moved to bit `shift`.
+  template <int shift> static inline uint entry(const thread uint* w, int i) {
+    if (width != 6) return field(w[i / per_word], i % per_word * width, width, shift);
+    const int first = i / 16 * 3;
+    if (i % 16 < 15) return field(w[first + i % 16 / 5], i % 16 % 5 * 6, 6, shift);
+    return field(w[first], 30, 2, shift) | field(w[first + (words > 2)], 30, 2, shift + 2) | field(w[first + 2 * (words > 2)], 30, 2, shift + 4);
+  }
+};
+
+// The same of a group's words in memory, for one pair of a slot.
+template <class tile> inline uint tile_entry(const device uint* words, uint slot, uint pair) {
+  if (tile::width != 6) return (words[tile::place(slot, pair / uint(tile::per_word))] >> (pair % uint(tile::per_word) * uint(tile::width))) & ((1u << tile::width) - 1u);
+  const uint first = pair / 16u * 3u, in_block = pair % 16u;
+  if (in_block < 15u) return (words[tile::place(slot, first + in_block / 5u)] >> (in_block % 5u * 6u)) & 63u;
+  return (words[tile::place(slot, first)] >> 30) | ((words[tile::place(slot, first + 1u)] >> 30) << 2) | ((words[tile::place(slot, first + 2u)] >> 30) << 4);
+}
+
+// The entry of a table that stands for two codes.
+template <int TYPE> inline uint entry_of_codes(uint first, uint second) {
+  const uint bits = uint(low_bits(TYPE)), mask = (1u << bits) - 1u;
+  uint entry = (first & mask) | ((second & mask) << bits);
+  if (high_bits(TYPE)) entry |= ((first >> bits) << (2u * bits)) | ((second >> bits) << (2u * bits + 1u));
+  return entry;
+}
+
 // The codes of the pair that entry `entry` of a table stands for; element 0 or 1.
 template <int TYPE> inline uint code_of_entry(uint entry, int element) {
   const uint bits = uint(low_bits(TYPE));

@@ -123,7 +123,7 @@
 
     if (CENTRED && step < end) score<PlainK, TILES, 1>(means_of_lane, plain_query, plain_factor, nothing, table, k_address, lane, mean_products);
 
-    StepValues<CodedV, KEY_TILES> values;
+    StepValues<CodedV, KEY_TILES, V_TILED> values;
     for (; step < end;) {
       values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first), lane);
       if (CENTRED && step / steps_of_page != page) {
@@ -169,7 +169,7 @@
       v_at += ulong(head) * ulong(v_head ? v_head : n_own * uint(V_DIM)) + ulong(uint(sizes[AT_v_start + at]) + first * v_token);
       const uint last = count - 1u - first;
       StepKeys<PlainK, KEY_TILES> own_keys;
-      StepValues<PlainV, KEY_TILES> values;
+      StepValues<PlainV, KEY_TILES, false> values;
       own_keys.load(StepRows<true>{(const device uchar*)k_at, (const device half*)0, 2u * k_token, last}, lane);
       values.load(StepRows<true>{(const device uchar*)v_at, (const device half*)0, 2u * v_token, last}, lane);
       float scores[KEY_TILES][TILES][4];

@@ -77,6 +77,7 @@ def _plan(
     centred: bool,
     scaled: bool,
     with_sinks: bool,
+    tiled: bool,
     dtype: mx.Dtype,
 ) -> _Plan:
     geometry = decode_geometry(FAMILIES[family], k, v, n_columns)
@@ -96,6 +97,7 @@ def _plan(
         "ONE_TABLE": geometry.one_table,
         "CENTRED": centred,
         "SCALED": scaled,
+        "V_TILED": tiled,
     }
     merge_template = {
         "T": dtype,
@@ -136,7 +138,16 @@ def attend_blocks(
     group_size = n_heads // n_kv_heads
     centred, scaled = k.page_means is not None, k.channel_scale is not None
     plan = _plan(
-        launcher.family, k.codec, v.codec, group_size * n_rows, scale, centred, scaled, sinks is not None, q.dtype
+        launcher.family,
+        k.codec,
+        v.codec,
+        group_size * n_rows,
+        scale,
+        centred,
+        scaled,
+        sinks is not None,
+        v.tiled,
+        q.dtype,
     )
     walk, family = plan.geometry.walk, FAMILIES[launcher.family]
     own_start = offset // PAGE * PAGE

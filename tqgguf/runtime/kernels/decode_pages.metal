@@ -20,12 +20,19 @@
     } else {
       const uint page = key / 128u - uint(sizes[AT_codes_page]);
       const ulong row = ulong((page * n_heads + head) * 128u + key % 128u);
-      const device uchar* row_codes = (const device uchar*)codes + row * ulong(uint(Row::row_bytes));
+      // of the row, or of the tile that it lies in
+      const device uchar* row_codes = (const device uchar*)codes + (TILED ? row - ulong(key % 16u) : row) * ulong(uint(Row::row_bytes));
       UNROLL for (int i = 0; i < PER_LANE; ++i) {
         const uint d = uint(i) * 32u + lane, group = d / uint(GROUP), value = d % uint(GROUP);
         const device uchar* group_codes = row_codes + group * uint(Row::group_bytes);
         constexpr uint low = uint(low_bits(TYPE));
-        if (TYPE == Q8_0) {
+        if (TILED) {
+          typedef Tile<TYPE, DIM, GROUP> tile;
+          const uint part = value / uint(GROUP / 8), in_tile = key % 16u;
+          const uint pair = value % uint(GROUP / 8) / 2u * 4u + in_tile / 2u % 2u * 2u + value % 2u, slot = 4u * part + in_tile / 4u;
+          const device uint* words = (const device uint*)row_codes + group * uint(tile::group_words);
+          x[i] = book[code_of_entry<TYPE>(tile_entry<tile>(words, slot, pair), int(in_tile % 2u))];
+        } else if (TYPE == Q8_0) {
           x[i] = float(int(uint(group_codes[value]) << 24) >> 24);
         } else if (TYPE == Q4_0) {
           x[i] = book[(uint(group_codes[value % 16u]) >> (value / 16u * 4u)) & 15u] * scale_factor(TYPE);

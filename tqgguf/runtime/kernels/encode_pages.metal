@@ -1,14 +1,17 @@
   // Whole pages of rows to blocks. grid: x pages, y KV heads. rows T [kv heads, pages * 128, DIM] in original axes; codes
   // uint8 [pages, kv heads, 128, row bytes], scales f16 [pages, kv heads, 128, groups]. CENTRED: each page's mean is taken out
   // first, and written f16 [pages, kv heads, DIM]; SCALED: what is left is multiplied by channel_scale [kv heads, DIM].
-  // The first n_skipped rows (the exact prefix) become zero blocks and are left out of the mean.
+  // The first n_skipped rows (the exact prefix) become zero blocks and are left out of the mean. TILED: codes as tiles have
+  // them (codes.metal), four tokens at a time.
   using namespace tq;
   typedef Part<TYPE, DIM, GROUP, 1> Row;
   constexpr int PER_LANE = DIM / 32;
   constexpr int PER_GROUP = GROUP / 32;
   constexpr float TINY = 1e-10f;  // a norm up to this counts as zero
   constexpr float LARGEST = 65504.0f;
+  constexpr int UNIT = TILED ? 4 : 1;
   SHARED(float, mean, DIM);
+  SHARED(uint, staged, TILED ? SIMDGROUPS * 4 * DIM / 4 : 1);  // codes of a unit, four to a word: value d of four tokens
   const uint page = threadgroup_position_in_grid.x, head = threadgroup_position_in_grid.y;
   const uint n_pages = threadgroups_per_grid.x, n_heads = threadgroups_per_grid.y;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
@@ -25,7 +28,9 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  for (uint token = simdgroup; token < 128u; token += uint(SIMDGROUPS)) {
+  for (uint turn = simdgroup * uint(UNIT); turn < 128u; turn += uint(SIMDGROUPS * UNIT)) {
+   uint four_codes[PER_LANE];
+   for (uint token = turn; token < turn + uint(UNIT); ++token) {
     float x[PER_LANE];
     UNROLL for (int i = 0; i < PER_LANE; ++i) {
       const uint d = uint(i) * 32u + lane;
@@ -82,6 +87,10 @@
     if (lane == 0u) {
       UNROLL for (int g = 0; g < PER_LANE / PER_GROUP; ++g) scales[row * ulong(PER_LANE / PER_GROUP) + ulong(uint(g))] = half(scale[g]);
     }
+    if (TILED) {
+      UNROLL for (int i = 0; i < PER_LANE; ++i) four_codes[i] = (token == turn ? 0u : four_codes[i]) | (code[i] << (8u * (token - turn)));
+      continue;
+    }
     // Words of codes: what neighbouring lanes hold is joined by shuffles, the first of them writes.
     device uint* words = (device uint*)codes + row * ulong(uint(Row::row_bytes / 4));
     UNROLL for (int i = 0; i < PER_LANE; ++i) {
@@ -106,4 +115,28 @@
         if (lane == 0u) words[group + uint(Row::low / 4) + in_group] = high;
       }
     }
+   }
+   if (TILED) {
+    typedef Tile<TYPE, DIM, GROUP> tile;
+    const uint at = simdgroup * uint(DIM);
+    UNROLL for (int i = 0; i < PER_LANE; ++i) staged[at + uint(i) * 32u + lane] = four_codes[i];
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    device uint* words = (device uint*)(codes + (ulong(page * n_heads + head) * ulong(8u) + ulong(turn / 16u)) * ulong(uint(tile::tile_bytes)));
+    for (uint i = lane; i < uint(tile::groups * 8 * tile::words); i += 32u) {
+      const uint w = i % uint(tile::words), part = i / uint(tile::words) % 8u, group = i / uint(8 * tile::words);
+      const uint first = at + group * uint(GROUP) + part * uint(GROUP / 8);
+      uint word = 0u;
+      const uint block = tile::width == 6 ? w / 3u * 16u : 0u, pairs_before = tile::width == 6 ? block + w % 3u * 5u : w * uint(tile::per_word);
+      for (uint k = 0; k < uint(tile::per_word); ++k) {
+        const uint pair = pairs_before + k, four = uint(staged[first + pair / 4u * 2u + pair % 2u]) >> (16u * (pair / 2u % 2u));
+        word |= entry_of_codes<TYPE>(four & 255u, (four >> 8) & 255u) << (uint(tile::width) * k);
+      }
+      if (tile::width == 6) {
+        const uint four = uint(staged[first + (block + 15u) / 4u * 2u + 1u]) >> 16;
+        word |= ((entry_of_codes<TYPE>(four & 255u, (four >> 8) & 255u) >> (2u * (w % 3u))) & 3u) << 30;
+      }
+      words[group * uint(tile::group_words) + tile::place(4u * part + turn / 4u % 4u, w)] = word;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+   }
   }

@@ -41,17 +41,18 @@ def encode_pages(
     n_skipped: int = 0,
     centred: bool = False,
     channel_scale: mx.array | None = None,
+    tiled: bool = False,
 ) -> tuple[mx.array, mx.array, mx.array | None]:
     """Rows f16 or f32 [n_kv_heads, pages * PAGE, head_dim] to planes of blocks.
 
     centred: each page's mean is taken out first. channel_scale: f32 [n_kv_heads, head_dim], multiplied into what is
-    left. The first n_skipped rows become zero blocks and are left out of the mean. The codec is a block type that
-    `types.is_supported`. Returns codes uint8 and scales f16 [pages, n_kv_heads, PAGE, ...], and means f16 [pages,
-    n_kv_heads, head_dim] or None.
+    left. The first n_skipped rows become zero blocks and are left out of the mean. tiled: codes as `tiles` has them.
+    The codec is a block type that `types.is_supported`. Returns codes uint8 and scales f16 [pages, n_kv_heads, PAGE,
+    ...], and means f16 [pages, n_kv_heads, head_dim] or None.
     """
     n_heads, n_tokens, head_dim = rows.shape
     n_pages = n_tokens // PAGE
-    flags = (("CENTRED", centred), ("SCALED", channel_scale is not None))
+    flags = (("CENTRED", centred), ("SCALED", channel_scale is not None), ("TILED", tiled))
     codes, scales, means = launcher.launch(
         ENCODE,
         {
@@ -84,8 +85,10 @@ def _side_template(codec: Codec) -> Template:
 
 
 @lru_cache(maxsize=64)
-def _decode_template(codec: Codec, dtype: mx.Dtype, unrotated: bool, centred: bool, scaled: bool) -> Template:
-    flags = (("UNROTATED", unrotated), ("CENTRED", centred), ("SCALED", scaled))
+def _decode_template(
+    codec: Codec, dtype: mx.Dtype, unrotated: bool, centred: bool, scaled: bool, tiled: bool
+) -> Template:
+    flags = (("UNROTATED", unrotated), ("CENTRED", centred), ("SCALED", scaled), ("TILED", tiled))
     return (("T", dtype), *_side_template(codec), *flags)
 
 
@@ -134,7 +137,7 @@ def decode_rows(
             ),
             "position": position_array(n_own),
         },
-        _decode_template(codec, dtype, unrotated, means is not None, scale is not None),
+        _decode_template(codec, dtype, unrotated, means is not None, scale is not None, side.tiled),
         Threads((-(-out_shape[1] // (_ROWS_OF_A_SIMDGROUP * simdgroups)), out_shape[0], 1), simdgroups),
         [(out_shape, dtype)],
     )

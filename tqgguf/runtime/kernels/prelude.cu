@@ -27,6 +27,7 @@ typedef __nv_bfloat16 bfloat;
 
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
 inline void threadgroup_barrier(mem_flags) { __syncthreads(); }
+inline void simdgroup_barrier(mem_flags) { __syncwarp(); }
 template <class T> inline T simd_shuffle_xor(T v, ushort mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 template <class T> inline T simd_shuffle(T v, ushort lane) { return __shfl_sync(0xffffffffu, v, lane); }
 inline bool simd_any(bool v) { return __any_sync(0xffffffffu, v); }
