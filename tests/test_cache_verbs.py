@@ -82,6 +82,28 @@ def test_info_tells_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_
     assert (status, "expected a prompt cache, found a file of kind model" in err) == (2, True)
 
 
+def test_nothing_but_a_prompt_cache_is_written_over(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, text = write_tiny(tmp_path / "m.gguf", TinyModel()), tmp_path / "text.txt"
+    text.write_text(DOCUMENT)
+    for path in (model, text):
+        before = path.read_bytes()
+        status, _, err = call(capsys, "save", str(path), "-m", str(model), "-f", str(text))
+        assert status == 2
+        assert f"{path}: exists and is no prompt cache, so it is not replaced" in err
+        assert path.read_bytes() == before
+    cache = str(tmp_path / "cache.gguf")
+    for _ in range(2):
+        assert call(capsys, "save", cache, "-m", str(model), "-f", str(text))[0] == 0
+
+
+def test_a_document_is_kept_without_processing_escapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, text = write_tiny(tmp_path / "m.gguf", TinyModel(with_chat_template=False)), tmp_path / "text.c"
+    text.write_text(r"puts(\"a\nb\");")
+    cache = tmp_path / "cache.gguf"
+    call(capsys, "save", str(cache), "-m", str(model), "-f", str(text))
+    assert load_model(model).tokenizer.decode(open_snapshot(cache).tokens) == text.read_text()
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -64,3 +64,7 @@ def __getattr__(name: str) -> Any:
 
     with needs_mlx(f"tqgguf.{name}"):
         return getattr(import_module(_NEEDS_MLX[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

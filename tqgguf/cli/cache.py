@@ -27,6 +27,12 @@ EXAMPLES = (SAVE_EXAMPLE, RESTORE_EXAMPLE, INFO_EXAMPLE)
 _PROMPT_CACHE = frozenset({"--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"})
 _CHATTING = frozenset({"--single-turn", "--multiline-input"})
 _ANSWERING = frozenset({"--predict", "--reverse-prompt", "--json", "--display-prompt", "--ignore-eos"})
+_DECIDED = frozenset({
+    "--system-prompt", "--system-prompt-file", "--cache-type-k", "--cache-type-v", "--cache-preset", "--kv-balance",
+    "--cache-exact-first", "--kv-calibration",
+})  # fmt: skip
+"""What the file has decided when it was saved."""
+
 _OUTPUT_NAMES = ("-o", "--output")
 _ASK_FOR_HELP = frozenset({"-h", "--help", "--usage", "--version"})
 _HIDDEN_HEADINGS = {"save": frozenset({"Sampling (as in llama.cpp)"}), "restore": frozenset()}
@@ -82,8 +88,8 @@ class SaveCommand(CacheCommand):
 class RestoreCommand(CacheCommand):
     """The file is only read."""
 
-    left_out = _PROMPT_CACHE | _CHATTING
-    flags = _flags_without(_CHATTING)
+    left_out = _PROMPT_CACHE | _CHATTING | _DECIDED
+    flags = _flags_without(_PROMPT_CACHE - {"--prompt-cache", "--prompt-cache-ro"} | _CHATTING | _DECIDED)
     more = ("--prompt-cache-ro",)
     examples: ClassVar[Sequence[str]] = (RESTORE_EXAMPLE,)
 

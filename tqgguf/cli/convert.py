@@ -25,6 +25,7 @@ EXAMPLES = (
 To = Literal["gguf", "session", "sequence", "mlx-lm"]
 WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Switch = Literal["on", "off"]
+RopeOrder = Literal["neighbours", "halves"]
 
 
 class ConvertCommand(ExamplesCommand):
@@ -85,6 +86,15 @@ def convert(
     ] = None,
     bits: Annotated[int, option(TARGET, "Quantise for mlx-lm with so many bits; 0: not.", "--kv-bits")] = 0,
     group_size: Annotated[int, option(TARGET, "Values of a group of it.", "--kv-group-size")] = 64,
+    mlx_model: Annotated[
+        str | None,
+        option(
+            TARGET,
+            "The model's name or folder as mlx_lm.generate will be given it, which compares the two.",
+            "--mlx-model",
+            metavar="NAME",
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         option(
@@ -114,6 +124,16 @@ def convert(
     generation: Annotated[
         int | None,
         option(FOREIGN, "Codebooks of turbo types in the llama.cpp file: 2 or 3.", "--codebook-generation"),
+    ] = None,
+    rope_order: Annotated[
+        RopeOrder | None,
+        option(
+            FOREIGN,
+            "Channels that RoPE turns together in the mlx-lm file. Default: those of the original weights; a folder "
+            "that convert made of a llama-like GGUF has neighbours.",
+            "--rope-order",
+            metavar="[neighbours|halves]",
+        ),
     ] = None,
     sequence: Annotated[
         int | None, option(FOREIGN, "Which sequence of a llama.cpp session of several.", "--sequence-id")
@@ -150,6 +170,8 @@ def convert(
                 rotated=None if rotation is None else rotation == "on",
                 generation=generation,
                 sequence=sequence,
+                mlx_model=mlx_model,
+                traditional=None if rope_order is None else rope_order == "neighbours",
                 weight_type=weight_type,
                 split_max_size=split_max_size,
                 dry_run=dry_run,

@@ -10,7 +10,15 @@ from tqgguf.cli.figures import size
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import say
 from tqgguf.formats.atomic import check_target, refuse_source
-from tqgguf.formats.carriers import CARRIERS, Foreign, Target, carrier_kind, open_carrier, write_carrier
+from tqgguf.formats.carriers import (
+    CARRIERS,
+    Foreign,
+    Target,
+    carrier_kind,
+    check_replaceable,
+    open_carrier,
+    write_carrier,
+)
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import FileKind
 from tqgguf.formats.gguf_errors import readable
@@ -19,6 +27,7 @@ from tqgguf.formats.llama_export import ExportOptions
 from tqgguf.formats.llama_import import ImportOptions
 from tqgguf.formats.llama_profiles import MAINLINE
 from tqgguf.formats.mlx_export import MlxExportOptions
+from tqgguf.formats.mlx_import import MlxImportOptions
 from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_fit import check_model
@@ -48,6 +57,7 @@ def convert_cache(request: ConvertRequest) -> int:
         outline,
         request.head_dim,
         ImportOptions(request.profile or MAINLINE, request.rotated, request.generation, request.sequence),
+        MlxImportOptions(traditional=request.traditional),
     )
     snapshot = open_carrier(request.source, foreign)
     if outline is not None and outline.fingerprint is not None:
@@ -71,6 +81,7 @@ def _target_kind(request: ConvertRequest) -> FileKind:
 def _check_places(request: ConvertRequest) -> None:
     check_target(request.target)
     refuse_source(request.target, [request.source])
+    check_replaceable(request.target)
 
 
 def _outline(model: str | None) -> ModelOutline | None:
@@ -95,7 +106,12 @@ def _target(request: ConvertRequest, source_kind: FileKind) -> Target:
             rotated=request.rotated if own else None,
             generation=request.generation if own else None,
         ),
-        MlxExportOptions(bits=request.bits, group_size=request.group_size),
+        MlxExportOptions(
+            bits=request.bits,
+            group_size=request.group_size,
+            traditional=request.traditional,
+            metadata=None if request.mlx_model is None else {"model": request.mlx_model, "tokenizer_config": "{}"},
+        ),
     )
 
 

@@ -29,6 +29,8 @@ class ConvertRequest:
     rotated: bool | None = None
     generation: int | None = None
     sequence: int | None = None
+    mlx_model: str | None = None
+    traditional: bool | None = None
     weight_type: str | None = None
     split_max_size: str | None = None
     dry_run: bool = False
@@ -47,6 +49,8 @@ CACHE_FLAGS = {
     "rotated": "--kv-rotation",
     "generation": "--codebook-generation",
     "sequence": "--sequence-id",
+    "mlx_model": "--mlx-model",
+    "traditional": "--rope-order",
 }
 """Flags about prompt caches, by the request's fields."""
 

@@ -86,7 +86,7 @@ app.command(
     "convert",
     cls=ConvertCommand,
     context_settings=HELP_NAMES,
-    short_help="Convert prompt caches between tqgguf, llama.cpp and mlx-lm.",
+    short_help="Convert models and prompt caches between GGUF, llama.cpp and mlx-lm.",
 )(convert)
 app.command("inspect", cls=InspectCommand, context_settings=HELP_NAMES, short_help="Tell what a file holds.")(inspect)
 app.command(

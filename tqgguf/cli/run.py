@@ -288,6 +288,8 @@ def request_from(values: Mapping[str, Any], given: SortedArguments, purpose: Pur
             rope_freq_scale=stretched_freq_scale(values),
             sampling=sampling,
             purpose=purpose,
+            # documents are kept as they are; llama.cpp's escapes are for prompts on a command line
+            escape=values["escape"] and (purpose != "keep" or "--escape" in given.given),
             given=given.given,
             notices=given.notices + _flash_attention_notice(values["flash_attention"]),
         )

@@ -16,6 +16,7 @@ from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.atomic import check_target
+from tqgguf.formats.carriers import check_replaceable
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.gguf_errors import readable, shown
 from tqgguf.formats.model_config import resolve_context
@@ -107,6 +108,7 @@ class _Run:
             return None
         if request.purpose == "keep":
             check_target(request.prompt_cache)
+            check_replaceable(request.prompt_cache)
             return PromptCache(request.prompt_cache)
         reads_only, keeps_all = request.prompt_cache_ro, request.prompt_cache_all
         found = open_prompt_cache(request.prompt_cache, self.opened, reads_only=reads_only, keeps_all=keeps_all)
@@ -131,6 +133,14 @@ class _Run:
         if kept is not None and kept != chunk and "--ubatch-size" in request.given:
             say(f"-ub {request.n_ubatch}: the prompt cache was evaluated in pieces of {kept} tokens, so {kept} is used")
         return kept or chunk
+
+    def _tell_of_replacing(self) -> None:
+        """A prompt that goes another way than the file's takes its place: say what is lost."""
+        assert self.prompt_cache is not None
+        held, kept = len(self.prompt_cache.tokens), self.session.timing.reused_tokens
+        if held and not self.prompt_cache.is_continued_by(self.session.tokens):
+            path = readable(self.prompt_cache.path)
+            say(f"{path}: its {held:,} tokens are replaced by this prompt's, {kept:,} of them kept; -ro keeps a file")
 
     def _save(self) -> None:
         """Keep what the session holds. A failure is said, and the exit status tells it; the answer goes on."""
@@ -241,6 +251,7 @@ class _Run:
                 logits = self.session.prefill(ids, progress)
                 prefill.end()
                 if self.prompt_cache is not None and self.prompt_cache.is_outgrown_by(ids):
+                    self._tell_of_replacing()
                     self._save()
                 if heading and stream:
                     sys.stdout.write(heading)

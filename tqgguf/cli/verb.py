@@ -48,7 +48,7 @@ class VerbCommand(ExamplesCommand):
     flags: ClassVar[Sequence[Flag]]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = sort_arguments(args, os.environ, self.flags, self.name or "run")
+        given = sort_arguments(args, os.environ, self.flags, ctx.command_path.removeprefix("tqgguf "))
         ctx.meta[_SORTED] = given
         return super().parse_args(ctx, list(given.argv))
 

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.file_kind import HEAD_BYTES, FileKind, kind_by_head
+from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.llama_export import ExportOptions, export_llama_state
 from tqgguf.formats.llama_format import Kind
 from tqgguf.formats.llama_import import ImportOptions, import_llama_state, outline_of_state
 from tqgguf.formats.llama_reader import open_llama_state
 from tqgguf.formats.llama_write import write_llama_state
-from tqgguf.formats.mlx_cache import read_mlx_cache
+from tqgguf.formats.mlx_cache import is_mlx_cache, read_mlx_cache
 from tqgguf.formats.mlx_export import MlxExportOptions, write_mlx_cache
 from tqgguf.formats.mlx_import import MlxImportOptions, import_mlx_cache, outline_of_mlx_cache
 from tqgguf.formats.model_outline import ModelOutline
@@ -26,6 +27,7 @@ from tqgguf.formats.recode import recode_snapshot
 from tqgguf.formats.safetensors import open_safetensors
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_read import open_snapshot
+from tqgguf.formats.snapshot_table import is_snapshot
 from tqgguf.formats.snapshot_write import write_snapshot
 
 
@@ -84,6 +86,29 @@ def write_carrier(
     TqggufError: the file cannot be written; what it held before is then untouched.
     """
     CARRIERS[kind].write(os.fspath(path), snapshot, target or Target())
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """RequestError if `path` is a file that is no prompt cache (a model, a text): it is not to be written over."""
+    name = os.fspath(path)
+    if os.path.isfile(name) and os.path.getsize(name) and not _is_carrier(name):
+        raise RequestError(
+            f"{name}: exists and is no prompt cache, so it is not replaced; delete it, or give another name"
+        )
+
+
+def _is_carrier(path: str) -> bool:
+    with open(path, "rb") as file:
+        kind = kind_by_head(file.read(HEAD_BYTES))
+    try:
+        if kind is FileKind.GGUF:
+            with open_gguf(path) as found:
+                return is_snapshot(found)
+        if kind is FileKind.SAFETENSORS:
+            return is_mlx_cache(open_safetensors(path).metadata)
+    except TqggufError:  # damaged: whose it was cannot be told
+        return False
+    return kind in CARRIERS
 
 
 def carrier_kind(path: str) -> FileKind:

@@ -199,7 +199,7 @@ class _Export:
                 if self.reading.profile.type_id(cache_type) is None:
                     raise RequestError(
                         f"layer {layer.layer}: {side.upper()} is of type {cache_type}, which profile "
-                        f"{self.reading.profile.name} does not have: ask for another type, or name a fork's profile"
+                        f"{self.reading.profile.name} does not have: ask for another type (-ctk, -ctv), or name a fork (--profile)"
                     )
                 even = same_heads(together, side)
                 codecs[layer.layer, side] = self.reading.codec(cache_type, shapes[layer.layer], side, even)
@@ -217,7 +217,7 @@ class _Export:
                     balanced += ", with RoPE's channels in another order" if order is not None else ""
                     raise RequestError(
                         f"layer {layer.layer}: {side.upper()} holds blocks ({_words(held.codec)}{balanced}) that would "
-                        f"be quantised again to become {_words(codec)}: ask for that, or for what they are"
+                        f"be quantised again to become {_words(codec)}; --requantise allows it"
                     )
 
 

@@ -166,7 +166,7 @@ class _Export:
         if must_requantise(held, codec) and not self.options.requantise:
             raise RequestError(
                 f"layer {layer.layer}: {side.upper()} holds blocks of {held.codec.cache_type} that would be decoded to "
-                f"{cache_type}, and could not be had back: ask for that"
+                f"{cache_type}, and could not be had back; --requantise allows it"
             )
         order = None
         if side == "k":

@@ -57,7 +57,12 @@ class PromptCache:
 
     def is_outgrown_by(self, ids: Sequence[int]) -> bool:
         """Whether a prompt that was evaluated is to be kept: it is no beginning of what the file holds."""
-        return not self.reads_only and self.tokens[: len(ids)] != list(ids)
+        known = [] if self.snapshot is None else self.snapshot.tokens[: len(ids)].tolist()
+        return not self.reads_only and known != list(ids)
+
+    def is_continued_by(self, ids: Sequence[int]) -> bool:
+        """Whether tokens begin with all that the file holds."""
+        return list(ids[: len(self.tokens)]) == self.tokens
 
     def save(self, session: Session) -> None:
         """Write what the session holds into the file; what it held before stays until that is done.
