@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest

@@ -189,7 +189,10 @@ def test_the_channel_scale_is_that_of_the_spec(layout: str) -> None:
     by_loops = [plain.channel_scale(q[h].tolist(), k[h].tolist(), pairs) for h in range(HEADS)]
     np.testing.assert_allclose(by_loops, expected, rtol=given["relative_tolerance"])
     np.testing.assert_allclose(channel_scale(q, k, rope), expected, rtol=given["relative_tolerance"])
-    centred = page_rows()[:, 4:].astype(float) - array(PAGE["mean_behind_prefix_f16"], "<f2", HEADS, DIM).astype(float)[:, None]
+    centred = (
+        page_rows()[:, 4:].astype(float)
+        - array(PAGE["mean_behind_prefix_f16"], "<f2", HEADS, DIM).astype(float)[:, None]
+    )
     np.testing.assert_allclose((centred**2).sum(axis=1), k, rtol=1e-6)
 
 

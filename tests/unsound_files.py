@@ -35,8 +35,8 @@ PARTS = ("weights", "hyperparameters", "rope", "tokenizer")
 
 @dataclass(frozen=True)
 class Unsound:
-    """files: by name; the first one is to be validated. offset, tensor: what the finding names. file: at fault, if it is
-    another one. model: of --model, a file's name.
+    """files: by name; the first one is to be validated. offset, tensor: what the finding names. file: at fault, if it
+    is another one. model: of --model, a file's name.
     """
 
     files: dict[str, bytes]

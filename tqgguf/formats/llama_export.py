@@ -199,7 +199,8 @@ class _Export:
                 if self.reading.profile.type_id(cache_type) is None:
                     raise RequestError(
                         f"layer {layer.layer}: {side.upper()} is of type {cache_type}, which profile "
-                        f"{self.reading.profile.name} does not have: ask for another type (-ctk, -ctv), or name a fork (--profile)"
+                        f"{self.reading.profile.name} does not have: ask for another type (-ctk, -ctv), or name a "
+                        "fork (--profile)"
                     )
                 even = same_heads(together, side)
                 codecs[layer.layer, side] = self.reading.codec(cache_type, shapes[layer.layer], side, even)
