@@ -8,10 +8,11 @@ import pytest
 from emulator.launcher import EmulatedLauncher
 
 from tqgguf.formats.balance import RopeLayout
-from tqgguf.runtime import hook
+from tqgguf.runtime import attention_gpu, hook
 from tqgguf.runtime.attention_gpu import KernelReading
 from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.readings import NumpyReading, Reading
+from tqgguf.runtime.selftest import attention_cases
 
 HEAD_DIM, N_HEADS, N_KV_HEADS = 128, 8, 2
 STEPS = (120, 1, 5, 4, 1, 130, 1, 1)  # through page 0's end in a step of four, through page 1's in a long one
@@ -98,3 +99,32 @@ def test_a_cut_inside_an_encoded_page_keeps_its_decoded_values() -> None:
         assert cache.trim(100) == 100
     found, expected = map(next_answer, caches)
     assert np.linalg.norm(found - expected) < 3e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("workspace_bytes", [1, 1 << 30])
+@pytest.mark.parametrize("window", [None, 150])
+def test_a_long_step_needs_no_more_than_its_workspace(
+    workspace_bytes: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # at least one KV head is decoded at a time, and rows in parts that bound the mask
+    monkeypatch.setattr(attention_gpu, "LONG_ROWS", 256)
+    outs = []
+    for reading in (KernelReading(EmulatedLauncher(), workspace_bytes=workspace_bytes), NumpyReading()):
+        rng = np.random.default_rng(14)
+        cache, _ = filled(reading, 200)
+        cache.window = window
+        k, v, q = (
+            mx.array(rng.standard_normal((1, heads, 400, HEAD_DIM)).astype(np.float16))
+            for heads in (N_KV_HEADS, N_KV_HEADS, N_HEADS)
+        )
+        keys, values = cache.update_and_fetch(k, v)
+        outs.append(np.array(hook.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.1, mask="causal")))
+    assert np.linalg.norm(outs[0] - outs[1]) < 3e-3 * np.linalg.norm(outs[1])
+
+
+@pytest.mark.parametrize("types", [("f16", "f16"), ("bf16", "f32")])
+def test_float_types_are_left_to_mlx(types: tuple[str, str]) -> None:
+    launcher = EmulatedLauncher()
+    outcomes = [case.run() for case in attention_cases(KernelReading(launcher), 64, *types)]
+    assert [(o.detail, o.error) for o in outcomes if o.error > (8e-3 if "bf16" in types else o.limit)] == []
+    assert not launcher.launched
