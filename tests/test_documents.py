@@ -12,8 +12,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from gguf_builder import write_split
+from tiny_checkpoints import CASES, write_checkpoint
 from tiny_folders import write_folder
-from tiny_models import TinyModel, write_tiny
+from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 import tqgguf
 from tqgguf.formats.block_types import BLOCK_TYPES
@@ -39,7 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     write_tiny(folder / "model.gguf", TinyModel(head_dim=128, context_length=8192))
     (folder / "question.txt").write_text("What is this?\n")
-    (folder / "book.txt").write_text("What is this? " * 300)
+    (folder / "book.txt").write_text("What is this? " * 100)
+    half = TinyModel(weights="F16")
+    write_tiny(folder / "model-f16.gguf", half)
+    tensors = list(model_tensors(half).items())
+    thirds = [dict(tensors[i::3]) for i in range(3)]
+    write_split(folder, "parts", model_metadata(half), thirds)
+    write_checkpoint(folder / "Qwen3-0.6B", CASES["qwen3"])
     write_folder(folder / "my-model")
     # transformers, which mlx-lm's loader uses, wants special tokens as plain text
     settings = folder / "my-model" / "tokenizer_config.json"
@@ -58,7 +66,14 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert re.match(r"# tqgguf\n\n    make run .*\n    make test ", README)
 
 
-@pytest.mark.parametrize("command", commands())
+LONG = ("bench", "doctor", "selftest")
+"""Verbs that measure for a minute; they have tests of their own."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(line, marks=[pytest.mark.slow] if line.split()[1] in LONG else []) for line in commands()],
+)
 def test_a_command_of_the_documents_works(command: str, folder: Path) -> None:
     argv = shlex.split(command, comments=True)[1:]
     done = run(folder, sys.executable, "-m", "tqgguf.cli.main", *argv, stdin="Who are you?\n")

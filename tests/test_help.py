@@ -36,6 +36,9 @@ EXAMPLES = {
     "selftest": SELFTEST_EXAMPLES,
     "cache": CACHE_EXAMPLES,
 }
+LONG = ("bench", "doctor", "selftest")
+"""Verbs whose examples measure for a minute; they have tests of their own."""
+
 # examples that stand on those before them
 EARLIER = {
     "bench": BENCH_EXAMPLES,
@@ -67,7 +70,14 @@ def test_the_help_of_the_program_ends_with_the_first_example_of_every_verb(tmp_p
     assert shown.endswith("Examples:\n" + "".join(f"  {examples[0]}\n" for examples in EXAMPLES.values()))
 
 
-@pytest.mark.parametrize(("verb", "example"), [(verb, line) for verb, lines in EXAMPLES.items() for line in lines])
+@pytest.mark.parametrize(
+    ("verb", "example"),
+    [
+        pytest.param(verb, line, marks=[pytest.mark.slow] if verb in LONG else [])
+        for verb, lines in EXAMPLES.items()
+        for line in lines
+    ],
+)
 def test_an_example_works(verb: str, example: str, tmp_path: Path) -> None:
     write_tiny(tmp_path / "model.gguf", TinyModel(head_dim=128, context_length=8192))
     (tmp_path / "question.txt").write_text("What is this?\n")
