@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from emulator.builder import read_signature
 from emulator.exporter import metal_text
-from emulator.front_end import complaints
+from emulator.front_end import complaints, cuda_complaints
 from emulator.launcher import EmulatedLauncher, EmulatorError, run
 
 from tqgguf.runtime.kernels.launch import Kernel, Threads
@@ -151,6 +151,15 @@ def front_end(body: str) -> list[str]:
 
 def test_the_front_end_accepts_a_sound_kernel() -> None:
     assert front_end(SOUND) == []
+
+
+def test_the_front_end_reads_kernels_as_cuda_too() -> None:
+    def found(body: str) -> list[str]:
+        kernel = Inline("neighbours", (), ("x",), ("out",), ("unused",), body)
+        return cuda_complaints(kernel, {"x": mx.zeros((N,))}, (), Threads((1, 1, 1), SIMDGROUPS), [((N,), mx.float32)])
+
+    assert found(SOUND) == []
+    assert any("simd_total" in line for line in found(SOUND.replace(SUM, "simd_total(next)")))
 
 
 @pytest.mark.parametrize("mistake", FRONT_END_MISTAKES)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from emulator.exporter import metal_text
-from emulator.front_end import complaints
+from emulator.front_end import complaints, cuda_complaints
 from emulator.launcher import EmulatedLauncher
 
 from tqgguf.formats.block_types import BLOCK_TYPES
@@ -28,11 +28,18 @@ ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
 
 
 class CheckedLauncher(EmulatedLauncher):
-    """Asks clang's front end too, whose types know Metal's address spaces, once for each text."""
+    """Asks clang's front end too, of the text as Metal with its address spaces, and as CUDA; once for each."""
 
     def launch(self, kernel, inputs, template, threads, outputs):
         assert front_end(metal_text(kernel, inputs, template, threads, outputs)) == []
+        key = kernel, template, threads.simdgroups, tuple(inputs[name].dtype for name in kernel.inputs)
+        if key not in seen_as_cuda:
+            seen_as_cuda[key] = cuda_complaints(kernel, inputs, template, threads, outputs)
+        assert seen_as_cuda[key] == []
         return super().launch(kernel, inputs, template, threads, outputs)
+
+
+seen_as_cuda: dict[object, list[str]] = {}
 
 
 @lru_cache(maxsize=512)

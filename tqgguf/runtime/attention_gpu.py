@@ -211,7 +211,7 @@ class KernelReading(MlxReading):
         return rows[None]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)  # of layers with a window and without; each is LONG_ROWS times as wide as the keys
 def _own_page_mask(start: int, lo: int, hi: int, window: int | None, dtype: mx.Dtype) -> mx.array:
     """What is added to the scores of rows lo .. hi - 1 (0, or minus infinity), for keys as `_both_forms` has them.
 
