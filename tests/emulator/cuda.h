@@ -1,0 +1,52 @@
+// Declarations for clang's front end alone: what MLX's and CUDA's headers give to a custom CUDA kernel, as far as the
+// kernels use it. Nothing is defined; nothing is run.
+typedef __SIZE_TYPE__ size_t;
+typedef unsigned char uint8_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+struct __half {
+  __half() = default;
+  __half(float);
+  operator float() const;
+};
+typedef __half half;
+struct __nv_bfloat16 {
+  __nv_bfloat16() = default;
+  __nv_bfloat16(float);
+  operator float() const;
+};
+struct uint2 {
+  unsigned x, y;
+};
+struct uint3 {
+  unsigned x, y, z;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+uint3 make_uint3(unsigned, unsigned, unsigned);
+uint4 make_uint4(unsigned, unsigned, unsigned, unsigned);
+extern const uint3 blockIdx, gridDim, threadIdx, blockDim;
+#define __global__
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+#define __forceinline__ inline
+void __syncthreads();
+void __syncwarp();
+template <class T> T __shfl_xor_sync(unsigned, T, int);
+template <class T> T __shfl_sync(unsigned, T, int);
+int __any_sync(unsigned, int);
+unsigned __byte_perm(unsigned, unsigned, unsigned);
+float __int_as_float(int);
+float __half2float(__half);
+__half __ushort_as_half(unsigned short);
+size_t __cvta_generic_to_shared(const void*);
+void* __cvta_shared_to_generic(size_t);
+extern "C" void* memcpy(void*, const void*, size_t);
+float sqrtf(float);
+float fabsf(float);
+float fmaxf(float, float);
+float fminf(float, float);
+unsigned umax(unsigned, unsigned);
+unsigned umin(unsigned, unsigned);
