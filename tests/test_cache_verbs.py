@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,20 @@ def test_nothing_but_a_prompt_cache_is_written_over(capsys: pytest.CaptureFixtur
     cache = str(tmp_path / "cache.gguf")
     for _ in range(2):
         assert call(capsys, "save", cache, "-m", str(model), "-f", str(text))[0] == 0
+
+
+def test_a_document_that_cannot_be_kept_is_not_reported_as_answered(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_tiny(tmp_path / "m.gguf", TinyModel())
+
+    def full(path: Any, data: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    status, out, err = call(capsys, "save", str(tmp_path / "c.gguf"), "-m", str(model), "-p", DOCUMENT)
+    assert (status, out) == (1, "")
+    assert err == f"tqgguf: error: {tmp_path}/c.gguf: could not be written: No space left on device\n"
 
 
 def test_a_document_is_kept_without_processing_escapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

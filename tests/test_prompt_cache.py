@@ -241,6 +241,20 @@ def test_a_disk_that_is_full_leaves_the_old_file_and_the_answer(llama: Runs) -> 
     assert os.listdir(llama.cache.parent) == [llama.cache.name]
 
 
+def test_a_file_that_cannot_keep_what_was_generated_is_told_once_and_by_the_exit_status(llama: Runs) -> None:
+    llama("one", *TURBO)
+    size = llama.cache.stat().st_size
+    llama.cache.unlink()
+    for limit in (size + 100, 1000):  # the prompt fits and its answer does not; neither does
+        flags = ("-n", "40", "--ignore-eos", "--prompt-cache-all", *TURBO)
+        done = subprocess.run(
+            command(llama, "one", *flags), capture_output=True, text=True, preexec_fn=limited(limit), check=False
+        )
+        assert done.returncode == 1
+        assert done.stderr.count("the prompt cache was not written") == 1
+        assert "ended by -n" in done.stderr
+
+
 def test_ctrl_c_while_it_generates_still_leaves_a_file_with_all(llama: Runs) -> None:
     process = subprocess.Popen(
         command(llama, "one", "-n", "-2", "-c", "2048", "--ignore-eos", "--prompt-cache-all", *TURBO),

@@ -38,10 +38,12 @@ def run(request: RunRequest) -> int:
     run_ = _Run(request, texts)
     try:
         if request.purpose == "keep":
-            return run_.keep_document()
-        return run_.chat() if texts.chats_on else run_.answer_once()
+            status = run_.keep_document()
+        else:
+            status = run_.chat() if texts.chats_on else run_.answer_once()
     finally:
         run_.close()
+    return status or run_.save_status
 
 
 class _Run:
@@ -98,9 +100,12 @@ class _Run:
         )
         if self.prompt_cache is not None:
             self.prompt_cache.give_to(self.session)
-        self.status = 0
+        self.save_status = 0
+        """What a failure to write the prompt cache makes of the exit status."""
+        self.save_failure = ""
         self.sampler = Sampler(sampling)
-        self.finish = "eog"
+        self.finish = ""
+        """How the last answer ended, one of `report.ENDINGS`; "": there is none."""
 
     def _open_prompt_cache(self) -> PromptCache | None:
         request = self.request
@@ -148,8 +153,10 @@ class _Run:
         try:
             self.prompt_cache.save(self.session)
         except TqggufError as error:
-            say(f"error: {error}; the prompt cache was not written")
-            self.status = error.exit_status
+            self.save_status = error.exit_status
+            if str(error) != self.save_failure:
+                say(f"error: {error}; the prompt cache was not written")
+            self.save_failure = str(error)
 
     def _conversation(self) -> Conversation | None:
         """The chat to be held, or None where the prompt is continued as it is."""
@@ -200,7 +207,7 @@ class _Run:
         if self.request.json_output:
             figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
             print(json.dumps({"text": text, **figures}, ensure_ascii=False), flush=True)
-        return INTERRUPTED if self.finish == "interrupt" else self.status
+        return INTERRUPTED if self.finish == "interrupt" else 0
 
     def chat(self) -> int:
         """Answers until the input ends. Ctrl-C ends an answer, and at the prompt the chat."""
@@ -217,7 +224,7 @@ class _Run:
                     return error.exit_status
             if self.request.single_turn:
                 break
-        return self.status
+        return 0
 
     def _turns(self) -> Iterator[list[int]]:
         if self.first is not None:
@@ -278,6 +285,8 @@ class _Run:
         if self.prompt_cache is not None and self.prompt_cache.keeps_all and not self.prompt_cache.reads_only:
             with Interrupt():
                 self._save()
+        if not self.finish:
+            return
         greedy = self.request.sampling.temp <= 0 or self.finish == "kept"
         for line in report.lines(self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy):
             say(line)
