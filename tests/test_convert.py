@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache
 from tiny_models import TinyModel, write_tiny
 
+from tqgguf.cli.convert_ends import End
+from tqgguf.cli.convert_flags import FLAGS
+from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.main import main
 from tqgguf.formats.snapshot_read import open_snapshot
 
@@ -102,6 +106,13 @@ def test_types_are_changed_once_and_twice_only_where_that_is_allowed(files: File
     assert not os.path.exists("c.session")
 
 
+def test_every_flag_says_where_it_has_an_effect() -> None:
+    general = {"source", "target", "to", "requantise", "json_output"}
+    assert set(FLAGS) | general == {field.name for field in fields(ConvertRequest)}
+    for flag in FLAGS.values():
+        assert any(flag.serves(source, target) for source in End for target in End)
+
+
 def test_json_tells_what_was_made(files: Files) -> None:
     files.keep("a.kv.gguf")
     told = json.loads(files("a.kv.gguf", "a.session", "--json"))
@@ -120,6 +131,20 @@ def test_json_tells_what_was_made(files: Files) -> None:
         (("model.gguf", "b.session"), 2, "a model becomes a GGUF"),
         (("a.kv.gguf", "b.session", "-m", "other.gguf"), 2, "expected this model's weights, found others"),
         (("a.kv.gguf", "b.session", "-m", "."), 2, "expected the model's GGUF, found a folder"),
+        (
+            ("a.kv.gguf", "b.kv.gguf", "--profile", "mine"),
+            2,
+            "--profile: has no effect where a.kv.gguf, a prompt cache",
+        ),
+        (("a.kv.gguf", "b.kv.gguf", "--v-trans"), 2, "--v-trans: has no effect where"),
+        (("a.kv.gguf", "b.kv.gguf", "--no-v-trans"), 2, "--v-trans: has no effect where"),
+        (("a.kv.gguf", "b.session", "--kv-bits", "4"), 2, "becomes a llama.cpp session; leave it out"),
+        (("a.kv.gguf", "b.session", "--sequence-id", "1"), 2, "--sequence-id: has no effect where"),
+        (("a.session", "b.kv.gguf", "--sequence-id", "-7"), 2, "--sequence-id: expected a number from 0"),
+        (("a.kv.gguf", "b.safetensors", "--kv-group-size", "0"), 2, "--kv-group-size: has no effect without --kv-bits"),
+        (("a.kv.gguf", "b.safetensors", "--kv-bits", "4", "--kv-group-size", "0"), 2, "group size: expected one of 32"),
+        (("a.session", "b.kv.gguf", "-m", "model.gguf", "--head-dim", "64"), 2, "has no effect beside -m"),
+        (("a.kv.gguf", "b.session", "--rope-order", "halves"), 2, "--rope-order: has no effect where"),
         (("a.kv.gguf", "b.session", "--profile", "mine"), 2, "profile: expected one of mainline, thetom-2026-05"),
         (("a.kv.gguf", "b.session", "-ctk", "turbo4", "-ctv", "turbo4"), 2, "which profile mainline does not have"),
     ],

@@ -171,8 +171,13 @@ def test_a_sentencepiece_vocabulary_becomes_merges() -> None:
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (("a.gguf", "a", "--type", "q8_0"), 2, "--type: is about conversions to GGUF"),
-        (("a.gguf", "a", "--dry-run"), 2, "--dry-run: is about conversions to GGUF"),
+        (
+            ("a.gguf", "a", "--type", "q8_0"),
+            2,
+            "--type: has no effect where a.gguf, a GGUF of weights, becomes a folder for mlx-lm",
+        ),
+        (("a.gguf", "a", "--dry-run"), 2, "--dry-run: has no effect where a.gguf"),
+        (("a.gguf", "a", "--requantise", "--split-max-size", "1G"), 2, "--split-max-size: has no effect where a.gguf"),
         (("a.gguf", "full"), 2, "full: expected the name of a new folder, found one that is not empty"),
         (("a.gguf", "a.gguf", "--to", "mlx-lm"), 2, "a.gguf: expected the name of a new folder, found a file"),
         (("a.gguf", "no/a"), 2, "does not exist; make it first"),

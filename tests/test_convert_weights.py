@@ -217,13 +217,25 @@ def test_a_dry_run_and_json_say_what_becomes_of_each_tensor(files: Files) -> Non
         (("a.gguf", "b.session"), 2, "a model becomes a GGUF or a folder for mlx-lm; expected"),
         (("a.gguf", "b.what", "--to", "sequence"), 2, "a model becomes a GGUF"),
         (("a.gguf", "no/b.gguf"), 2, "does not exist; make it first"),
-        (("a.gguf", "b.gguf", "-ctk", "q8_0"), 2, "-ctk: is about prompt caches, and a.gguf is a model"),
-        (("a.gguf", "b.gguf", "-m", "a.gguf"), 2, "-m: is about prompt caches, and a.gguf is a model"),
-        (("session", "b.kv.gguf", "--type", "q8_0"), 2, "--type: is about models, and session is a prompt cache"),
-        (("session", "b.kv.gguf", "--dry-run"), 2, "--dry-run: is about models"),
+        (
+            ("a.gguf", "b.gguf", "-ctk", "q8_0"),
+            2,
+            "-ctk: has no effect where a.gguf, a GGUF of weights, becomes a GGUF of weights",
+        ),
+        (("a.gguf", "b.gguf", "-m", "a.gguf"), 2, "-m: has no effect where a.gguf"),
+        (
+            ("session", "b.kv.gguf", "--type", "q8_0"),
+            2,
+            "--type: has no effect where session, a llama.cpp session, becomes a prompt cache",
+        ),
+        (("session", "b.kv.gguf", "--dry-run"), 2, "--dry-run: has no effect where session"),
         (("other.gguf", "b.gguf"), 2, "found a calibration; copy it"),
         (("nothing.gguf", "b.gguf"), 1, "nothing.gguf: cannot be opened"),
-        (("text", "b.gguf"), 1, "text: expected a GGUF file, found JSON text"),
+        (("text", "b.gguf"), 1, "text: expected a model (a GGUF, a Hugging Face folder) or a prompt cache"),
+        (("empty", "b.gguf"), 1, "found an empty file (0 bytes)"),
+        (("empty", "b.session"), 1, "found an empty file (0 bytes)"),
+        (("prose", "b.gguf"), 1, "found a file that begins with b'Once'"),
+        (("a.gguf", "b.gguf", "--requantise"), 2, "--requantise: has no effect on weights without --type"),
         (("nan.gguf", "b.gguf", "--type", "q8_0"), 1, "nan.gguf: tensor output.weight, rows from 0 on"),
     ],
 )
@@ -237,6 +249,8 @@ def test_what_cannot_be_done_is_one_line_and_nothing_is_written(
     shutil.copy(data / "fork_turbo3.session", "session")
     Path("other.gguf").write_bytes(build_gguf({"general.type": "kv-calibration"}))
     Path("text").write_text('{"error": "not found"}')
+    Path("empty").touch()
+    Path("prose").write_text("Once upon a time")
     Path("nan.gguf").write_bytes(
         build_gguf({}, {"output.weight": np.where(np.eye(32) > 0, np.nan, 1).astype(np.float32)})
     )

@@ -84,8 +84,12 @@ def convert(
         bool | None,
         option(TARGET, "Values transposed, for llama.cpp without flash attention.", "--v-trans/--no-v-trans"),
     ] = None,
-    bits: Annotated[int, option(TARGET, "Quantise for mlx-lm with so many bits; 0: not.", "--kv-bits")] = 0,
-    group_size: Annotated[int, option(TARGET, "Values of a group of it.", "--kv-group-size")] = 64,
+    bits: Annotated[
+        int | None, option(TARGET, "Quantise for mlx-lm with so many bits. Default: not.", "--kv-bits")
+    ] = None,
+    group_size: Annotated[
+        int | None, option(TARGET, "Values of a group of --kv-bits. Default: 64.", "--kv-group-size")
+    ] = None,
     mlx_model: Annotated[
         str | None,
         option(
@@ -111,7 +115,7 @@ def convert(
             FOREIGN, "The model's GGUF: head sizes, RoPE, and what it is known by.", "-m", "--model", metavar="PATH"
         ),
     ] = None,
-    head_dim: Annotated[int, option(FOREIGN, "Values of a head, without the model.", "--head-dim")] = 0,
+    head_dim: Annotated[int | None, option(FOREIGN, "Values of a head, without the model.", "--head-dim")] = None,
     rotation: Annotated[
         Switch | None,
         option(

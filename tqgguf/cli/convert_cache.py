@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from tqgguf.cli.convert_ends import CACHE_KINDS, End
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.figures import size
 from tqgguf.cli.product import name_product
@@ -14,7 +15,6 @@ from tqgguf.formats.carriers import (
     CARRIERS,
     Foreign,
     Target,
-    carrier_kind,
     check_replaceable,
     open_carrier,
     write_carrier,
@@ -32,50 +32,26 @@ from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_fit import check_model
 
-_KINDS = {
-    "gguf": FileKind.SNAPSHOT,
-    "session": FileKind.SESSION,
-    "sequence": FileKind.SEQUENCE,
-    "mlx-lm": FileKind.SAFETENSORS,
-}
-_ENDINGS = {
-    ".gguf": FileKind.SNAPSHOT,
-    ".session": FileKind.SESSION,
-    ".promptcache": FileKind.SESSION,
-    ".seq": FileKind.SEQUENCE,
-    ".slot": FileKind.SEQUENCE,
-    ".safetensors": FileKind.SAFETENSORS,
-}
 
-
-def convert_cache(request: ConvertRequest) -> int:
+def convert_cache(request: ConvertRequest, source: End, target: End) -> int:
     """Serve the request and return the exit status. What can be refused is refused before anything is written."""
-    kind, source_kind = _target_kind(request), carrier_kind(request.source)
+    kind, source_kind = CACHE_KINDS[target], CACHE_KINDS[source]
     _check_places(request)
     outline = _outline(request.model)
     foreign = Foreign(
         outline,
-        request.head_dim,
+        request.head_dim or 0,
         ImportOptions(request.profile or MAINLINE, request.rotated, request.generation, request.sequence),
         MlxImportOptions(traditional=request.traditional),
     )
     snapshot = open_carrier(request.source, foreign)
     if outline is not None and outline.fingerprint is not None:
         shapes = [layer.shape for layer in outline.layers]
-        source, vocabulary = readable(request.source), outline.n_vocab
-        check_model(source, snapshot, outline.architecture, outline.fingerprint, shapes, vocabulary, native=False)
+        name, vocabulary = readable(request.source), outline.n_vocab
+        check_model(name, snapshot, outline.architecture, outline.fingerprint, shapes, vocabulary, native=False)
     write_carrier(request.target, snapshot, kind, _target(request, source_kind))
     _tell(request, snapshot, source_kind, kind)
     return 0
-
-
-def _target_kind(request: ConvertRequest) -> FileKind:
-    if request.to is not None:
-        return _KINDS[request.to]
-    ending = os.path.splitext(request.target)[1].lower()
-    if ending not in _ENDINGS:
-        raise RequestError(f"{request.target}: expected a name ending in {', '.join(_ENDINGS)}, or --to FORMAT")
-    return _ENDINGS[ending]
 
 
 def _check_places(request: ConvertRequest) -> None:
@@ -107,8 +83,8 @@ def _target(request: ConvertRequest, source_kind: FileKind) -> Target:
             generation=request.generation if own else None,
         ),
         MlxExportOptions(
-            bits=request.bits,
-            group_size=request.group_size,
+            bits=request.bits or 0,
+            group_size=MlxExportOptions.group_size if request.group_size is None else request.group_size,
             traditional=request.traditional,
             metadata=None if request.mlx_model is None else {"model": request.mlx_model, "tokenizer_config": "{}"},
         ),

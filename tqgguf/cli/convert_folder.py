@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from tqgguf.cli.convert_request import MODEL_FLAGS, ConvertRequest, refuse_flags
+from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.figures import size
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def convert_to_folder(request: ConvertRequest) -> int:
     """Serve a request whose SRC is a GGUF and whose DST a folder; returns the exit status."""
-    refuse_flags(request, MODEL_FLAGS, "conversions to GGUF", "to become a folder for mlx-lm; make a GGUF first")
     check_new_folder(request.target)
     with needs_mlx("a folder for mlx-lm"):
         from tqgguf.runtime.mlx_folder_write import write_mlx_folder

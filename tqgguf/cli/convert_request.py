@@ -1,18 +1,16 @@
-"""One call of `tqgguf convert`, and which of its flags are about what SRC holds."""
+"""One call of `tqgguf convert`, typed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_errors import readable
 
 
 @dataclass(frozen=True)
 class ConvertRequest:
-    """The fields are the options of `convert`."""
+    """The fields are the options of `convert`; what has its default was not given."""
 
     source: str
     target: str
@@ -21,11 +19,11 @@ class ConvertRequest:
     type_v: str | None = None
     requantise: bool = False
     v_trans: bool | None = None
-    bits: int = 0
-    group_size: int = 64
+    bits: int | None = None
+    group_size: int | None = None
     profile: str | None = None
     model: str | None = None
-    head_dim: int = 0
+    head_dim: int | None = None
     rotated: bool | None = None
     generation: int | None = None
     sequence: int | None = None
@@ -37,36 +35,8 @@ class ConvertRequest:
     json_output: bool = False
 
 
-CACHE_FLAGS = {
-    "type_k": "-ctk",
-    "type_v": "-ctv",
-    "v_trans": "--v-trans",
-    "bits": "--kv-bits",
-    "group_size": "--kv-group-size",
-    "profile": "--profile",
-    "model": "-m",
-    "head_dim": "--head-dim",
-    "rotated": "--kv-rotation",
-    "generation": "--codebook-generation",
-    "sequence": "--sequence-id",
-    "mlx_model": "--mlx-model",
-    "traditional": "--rope-order",
-}
-"""Flags about prompt caches, by the request's fields."""
-
-MODEL_FLAGS = {"weight_type": "--type", "split_max_size": "--split-max-size", "dry_run": "--dry-run"}
-"""Flags about models."""
-
 _SIZE = re.compile(r"(\d+)([MG])")
 _UNITS = {"M": 10**6, "G": 10**9}
-
-
-def refuse_flags(request: ConvertRequest, flags: Mapping[str, str], of: str, found: str) -> None:
-    """RequestError where one of `flags` was given, which are about `of`, and SRC is `found`."""
-    defaults = {field.name: field.default for field in fields(ConvertRequest)}
-    given = [flag for name, flag in flags.items() if getattr(request, name) != defaults[name]]
-    if given:
-        raise RequestError(f"{given[0]}: is about {of}, and {readable(request.source)} is {found}")
 
 
 def bytes_of(text: str | None) -> int:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 
 import tqgguf
-from tqgguf.cli.convert_folder import convert_to_folder
 from tqgguf.cli.convert_request import ConvertRequest, bytes_of
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.product import name_product
@@ -24,10 +23,8 @@ from tqgguf.formats.weight_rules import summary
 
 
 def convert_weights(request: ConvertRequest) -> int:
-    """Serve a request whose SRC is a GGUF of weights; returns the exit status."""
+    """Serve a request whose SRC is a GGUF of weights and DST a GGUF; returns the exit status."""
     max_bytes = bytes_of(request.split_max_size)
-    if becomes_folder(request):
-        return convert_to_folder(request)
     check_target(request.target)
     with open_gguf(request.source) as file:
         plan = plan_gguf(
@@ -44,8 +41,6 @@ def convert_weights(request: ConvertRequest) -> int:
 def convert_checkpoint(request: ConvertRequest) -> int:
     """Serve a request whose SRC is a Hugging Face folder; returns the exit status."""
     max_bytes = bytes_of(request.split_max_size)
-    if becomes_folder(request):
-        raise RequestError(f"{request.source}: a folder becomes a GGUF; expected a DST ending in .gguf, or --to gguf")
     target = check_target(request.target)
     if target.is_relative_to(os.path.realpath(request.source)):
         raise RequestError(f"{request.target}: is inside the folder to be converted; give another place")
@@ -59,19 +54,6 @@ def _carry_out(request: ConvertRequest, plan: Plan) -> int:
     seconds = None if request.dry_run else _write(plan)
     _tell(request, plan, seconds)
     return 0
-
-
-def becomes_folder(request: ConvertRequest) -> bool:
-    """Whether the request is for a folder for mlx-lm; RequestError where it is for neither that nor a GGUF."""
-    ending = os.path.splitext(request.target)[1].lower()
-    named = "gguf" if ending == ".gguf" else "mlx-lm" if not ending else None
-    wanted = request.to or named
-    if wanted not in ("gguf", "mlx-lm"):
-        raise RequestError(
-            f"{request.target}: a model becomes a GGUF or a folder for mlx-lm; expected a name ending in .gguf, one "
-            "without an ending, --to gguf or --to mlx-lm"
-        )
-    return wanted == "mlx-lm"
 
 
 def _step(request: ConvertRequest) -> str:
