@@ -178,6 +178,7 @@ def test_an_empty_snapshot_makes_an_empty_memory():
         (one_layer("f16", "f16"), {"type_k": "q9_0"}, "q9_0"),
         (one_layer("f16", "f16", start=128), {}, "needs all tokens"),
         (make_snapshot(N, make_layer(0, N, "f16", "f16", start=256, window=100)), {}, "needs 100 tokens"),
+        (replace(one_layer("f16", "f16"), layers=()), {}, "needs rows of a layer at least"),
     ],
 )
 def test_what_llama_cpp_could_not_use_is_refused(snapshot, options, message):

@@ -60,6 +60,8 @@ def export_llama_state(snapshot: Snapshot, options: ExportOptions | None = None)
     RequestError: the profile has no such type, heads cannot have it, rows would have to be quantised again, or the
     snapshot lacks what llama.cpp needs.
     """
+    if snapshot.n_cells and not snapshot.layers:
+        raise RequestError("llama.cpp needs rows of a layer at least; the snapshot holds tokens, and no layers")
     return _Export(snapshot, options or ExportOptions()).state()
 
 
