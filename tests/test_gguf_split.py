@@ -168,6 +168,9 @@ DAMAGED: dict[str, tuple[Callable[[list[Path]], Path], str, str, str]] = {
     "shards of two models": (
         rewrite(1, **{"general.architecture": "qwen2"}), "split-disagrees", SECOND, "'qwen2', expected 'llama'",
     ),
+    "an architecture of numbers": (
+        rewrite(1, **{"general.architecture": [1, 2]}), "split-disagrees", SECOND, "array([1, 2]",
+    ),
     "a shard has no number": (rewrite(1, **{"split.no": None}), "split-key", SECOND, "split.no is missing"),
     "a shard is no shard": (rewrite(1, **{"split.count": None}), "split-key", SECOND, "split.count is missing"),
     "number as text": (rewrite(1, **{"split.no": "1"}), "split-key", SECOND, "split.no is STRING '1'"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import carrier_bytes, make_layer, make_snapshot
 
-from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.errors import FormatError, TqggufError
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.rules import DefectError
 from tqgguf.formats.snapshot import Snapshot
@@ -104,6 +104,9 @@ CASES = [
     ("TQ311", drop("blk.0.attn_k.channel_scale"), None, 0),
     ("TQ311", reshape("blk.0.attn_v.tail", (6, 2, 64)), "blk.0.attn_v.tail", 0),
     ("TQ311", reshape("blk.0.attn_k.channel_scale", (1, 128), 1), "blk.0.attn_k.channel_scale", 0),
+    ("TQ311", reshape("blk.0.attn_v.tail", ()), "blk.0.attn_v.tail", 0),
+    ("TQ311", reshape("tokens", ()), "tokens", 0),
+    ("TQ311", reshape("tokens", (10, 14)), "tokens", 0),
     ("TQ312", put("tqgguf.snapshot.cells", U64, 141), "tokens", 0),
     ("TQ312", put("tqgguf.layer.start", U64, [0, 128]), "blk.2.attn_k.rows", 0),
     ("TQ312", drop("blk.0.attn_k.rows"), None, 0),
@@ -124,6 +127,7 @@ CASES = [
     ("TQ322", patch("blk.0.attn_k.channel_scale", 4 * 3, INF32), "blk.0.attn_k.channel_scale", 4 * 3),
     ("TQ330", drop("checksums"), None, 0),
     ("TQ331", put("tqgguf.checksum.algorithm", STRING, "md5"), None, 0),
+    ("TQ331", put("tqgguf.checksum.algorithm", U32, []), None, 0),
     ("TQ331", put("tqgguf.checksum.chunk", U32, 4096), None, 0),
 ]  # fmt: skip
 
@@ -176,6 +180,23 @@ def test_a_sound_file_has_no_findings(tmp_path: Path) -> None:
     for snapshot in (SMALL, OPEN, make_snapshot(0), make_snapshot(1)):
         path.write_bytes(carrier_bytes(snapshot))
         assert defects(path) == []
+
+
+def test_a_type_that_is_a_list_is_no_snapshot_s(tmp_path: Path) -> None:
+    path = tmp_path / "s.gguf"
+    for value in ([], ["kv-snapshot"]):
+        path.write_bytes(carrier_bytes(SMALL, put("general.type", STRING, value)))
+        with pytest.raises(FormatError, match="this is no snapshot"):
+            open_snapshot(path)
+
+
+def test_a_snapshot_in_two_files_is_refused_whichever_is_named(tmp_path: Path) -> None:
+    from unsound_files import split_snapshot
+
+    for path in (split_snapshot(tmp_path).write(tmp_path), tmp_path / "s-00002-of-00002.gguf"):
+        assert [defect.rule.id for defect in defects(path)] == ["TQ315"]
+        with pytest.raises(DefectError, match="expected a snapshot in one file, found 2 shards"):
+            open_snapshot(path)
 
 
 def test_the_data_of_a_file_whose_structure_is_wrong_is_still_held_against_its_checksums(tmp_path: Path) -> None:

@@ -181,6 +181,8 @@ def test_a_model_s_own_numbers_are_held_against_each_other(tmp_path: Path) -> No
         ("tokenizer.ggml.bos_token_id", Typed(U64, 1 << 63), "special-token"),
         ("tokenizer.ggml.eog_token_ids", [1, -1], "special-token"),
         ("general.architecture", 5, "metadata-type"),
+        ("tokenizer.ggml.model", [1, 2], "metadata-type"),
+        ("tokenizer.ggml.pre", [1, 2], "metadata-type"),
     ):
         assert rule in names(findings(tmp_path, tiny_gguf(TINY, {key: value}))), (key, value)
 

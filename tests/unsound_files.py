@@ -130,6 +130,17 @@ def split_cases(folder: Path) -> Iterator[tuple[str, Unsound]]:
     yield "split-number", Unsound({one: first, two: first}, value_at(first, "split.no"), file=two)
     yield "split-disagrees", Unsound({one: first, two: changed}, count_at, file=two)
     yield "split-key", Unsound({one: first, two: keyless}, None, file=two)
+    yield "snapshot-split", split_snapshot(folder)
+
+
+def split_snapshot(folder: Path) -> Unsound:
+    """A snapshot whose last tensors are in a second file, which has no checksums."""
+    held: dict[str, dict[str, Any]] = {}
+    carrier_bytes(SMALL, lambda metadata, tensors: held.update(metadata=metadata, tensors=tensors))
+    moved = {name: held["tensors"].pop(name) for name in list(held["tensors"]) if name.startswith("blk.2.")}
+    paths = write_split(folder, "s", held["metadata"], [held["tensors"], moved])
+    files = {path.name: path.read_bytes() for path in paths}
+    return Unsound(files, value_at(files[paths[0].name], "split.count"))
 
 
 def safetensors(tensors: dict[str, Any], data: bytes = b"", text: bytes | None = None) -> bytes:

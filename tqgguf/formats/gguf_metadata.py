@@ -47,6 +47,10 @@ class MetadataAccess:
         """Where a value stands in the (first) file, in bytes; None if the key is absent."""
         return self._entries[key].value_offset if key in self._entries else None
 
+    def says(self, key: str, value: int | str) -> bool:
+        """Whether a key is there with exactly this value."""
+        return key in self._entries and self._entries[key].says(value)
+
     @overload
     def uint(self, key: str) -> int: ...
     @overload

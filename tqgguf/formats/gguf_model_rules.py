@@ -168,7 +168,7 @@ class _Metadata:
             if _TOKEN_ID.fullmatch(key):
                 yield from self._token_id(entry, n)
         model, pre = self.entries.get("tokenizer.ggml.model"), self.entries.get("tokenizer.ggml.pre")
-        if model is not None and model.value == "gpt2" and (pre is None or pre.value == "default"):
+        if model is not None and model.says("gpt2") and (pre is None or pre.says("default")):
             found = "none" if pre is None else "'default'"
             message = f"tokenizer.ggml.pre: expected the name of a way to cut texts into words, found {found}"
             at = None if pre is None else pre.value_offset

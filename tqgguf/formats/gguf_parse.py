@@ -76,6 +76,10 @@ class Entry:
     offset: int  # of the entry (its key's length) in the file
     value_offset: int  # of the value behind its type id
 
+    def says(self, value: int | str) -> bool:
+        """Whether it is exactly this value; values of other types, arrays too, are another."""
+        return type(self.value) is type(value) and bool(self.value == value)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:

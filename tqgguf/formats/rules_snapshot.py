@@ -31,6 +31,8 @@ SNAPSHOT_RULES: Final[tuple[Rule, ...]] = (
     Rule("TQ312", "token-count", ERROR, "counts of tokens, rows and ranges contradict each other", _WRITER),
     Rule("TQ313", "token-range", ERROR, "a token's id is outside the vocabulary", _AGAIN),
     Rule("TQ314", "stray-tensor", WARNING, "a tensor belongs to no layer and no codec", "nothing: it is not read"),
+    Rule("TQ315", "snapshot-split", ERROR, "a snapshot is split into several files, of which checksums know the first",
+         "make the snapshot again: it is one file"),
     Rule("TQ320", "block-scale", ERROR, "a block's scale is infinite, NaN or, for turbo types, negative", _AGAIN),
     Rule("TQ321", "unused-bits", ERROR, "bits that are never read are set: rows of the exact prefix are zero blocks",
          _WRITER),

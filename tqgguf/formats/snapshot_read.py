@@ -17,6 +17,7 @@ from tqgguf.formats.codec import Side
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_reader import GGUFFile, TensorInfo, open_gguf
+from tqgguf.formats.gguf_split import COUNT_KEY
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.rules import DefectError
 from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot, side_problems
@@ -36,14 +37,15 @@ from tqgguf.formats.snapshot_table import LayerRow, Report, SnapshotTable, is_sn
 from tqgguf.formats.snapshot_write import codec_tables
 from tqgguf.formats.stored_codec import StoredCodec
 
-_PARTS: tuple[tuple[str, int, type[Any]], ...] = (
-    ("tail", F16, np.float16),
-    ("prefix", F16, np.float16),
-    ("page_means", F16, np.float16),
-    ("channel_scale", F32, np.float32),
-    ("query_squares", F32, np.float32),
+_PARTS: tuple[tuple[str, int, type[Any], int], ...] = (
+    ("tail", F16, np.float16, 3),
+    ("prefix", F16, np.float16, 3),
+    ("page_means", F16, np.float16, 3),
+    ("channel_scale", F32, np.float32, 2),
+    ("query_squares", F32, np.float32, 3),
 )
-_PART_NAMES = frozenset(name for name, _, _ in _PARTS)
+"""Field, tensor type, dtype and number of dimensions."""
+_PART_NAMES = frozenset(name for name, *_ in _PARTS)
 _RULE_OF_PROBLEM = {"rows": "row-size", "tokens": "token-count", "rope": "layer-value"}
 _RULE_OF_TABLE = {"codebook": "codebook", "boundaries": "codebook", "signs": "rotation-signs"}
 
@@ -70,11 +72,17 @@ def snapshot_defects(file: GGUFFile) -> Iterator[DefectError]:
     found: list[DefectError] = []
     snapshot = read_snapshot(file, found.append)
     yield from found
-    yield from data_defects(file, snapshot)
+    if len(file.paths) == 1:
+        yield from data_defects(file, snapshot)
 
 
 def read_snapshot(file: GGUFFile, report: Report) -> Snapshot | None:
     """The snapshot of a file of which `is_snapshot` is true, its structure checked but not its data."""
+    if len(file.paths) > 1:
+        message = f"expected a snapshot in one file, found {len(file.paths)} shards: checksums are of one file"
+        at = file.value_offset(COUNT_KEY)
+        report(GgufError("snapshot-split", file.path, message, offset=at, expected="one file", found=len(file.paths)))
+        return None
     table = read_table(file, report)
     return None if table is None else _Reading(file, table, report).snapshot()
 
@@ -93,7 +101,7 @@ class _Reading:
 
     def snapshot(self) -> Snapshot | None:
         table = self.table
-        tokens = self._array(TOKENS, I32, np.int32)
+        tokens = self._array(TOKENS, I32, np.int32, 1)
         if tokens is None:
             tokens = np.empty(0, np.int32)
         self._check_codecs()
@@ -104,7 +112,7 @@ class _Reading:
         if any(layer is None for layer in layers):
             return None
         return Snapshot(
-            tokens=tokens.reshape(-1),
+            tokens=tokens,
             layers=tuple(layer for layer in layers if layer is not None),
             n_cells=table.n_cells,
             architecture=table.architecture,
@@ -121,13 +129,14 @@ class _Reading:
         at = offset if offset is not None or info is None else info.offset
         self.report(GgufError(rule, self.file.path, f"tensor {shown(name)}: {message}", offset=at, tensor=name))
 
-    def _array(self, name: str, ggml_type: int, dtype: type[Any]) -> NDArray[Any] | None:
-        """A tensor of a plain type, if it is there and of that type."""
+    def _array(self, name: str, ggml_type: int, dtype: type[Any], n_dims: int) -> NDArray[Any] | None:
+        """A tensor of a plain type, if it is there and of that type and number of dimensions."""
         info = self._info(name)
         if info is None:
             return None
-        if info.ggml_type != ggml_type:
-            self._bad("part-shape", name, f"expected type {np.dtype(dtype).name}, found {info.type_name}")
+        if info.ggml_type != ggml_type or len(info.shape) != n_dims:
+            expected = f"{np.dtype(dtype).name} in {n_dims} dimension{'s' if n_dims > 1 else ''}"
+            self._bad("part-shape", name, f"expected {expected}, found {info.type_name} {list(info.shape)}")
             return None
         array = self.file.array(name)
         return array if array.dtype == dtype else array.view(dtype)
@@ -140,7 +149,7 @@ class _Reading:
         for i, codec in enumerate(self.table.codecs):
             for part, (ggml_type, expected) in codec_tables(codec).items():
                 name = codec_tensor(i, part)
-                found = self._array(name, ggml_type, expected.dtype.type)
+                found = self._array(name, ggml_type, expected.dtype.type, expected.ndim)
                 if found is None and name not in self.file.tensors:
                     self._bad(_RULE_OF_TABLE[part], name, f"it is missing, {codec.cache_type} needs it")
                 elif found is not None and (found.shape != expected.shape or found.tobytes() != expected.tobytes()):
@@ -172,7 +181,10 @@ class _Reading:
     def _side(self, row: LayerRow, side: Side, codec_index: int) -> SideSnapshot | None:
         codec = self.table.codecs[codec_index]
         rows = self._rows(side_tensor(row.layer, side, "rows"), codec, row.n_kv_heads)
-        parts = {part: self._array(side_tensor(row.layer, side, part), kind, dtype) for part, kind, dtype in _PARTS}
+        parts = {
+            part: self._array(side_tensor(row.layer, side, part), ggml_type, dtype, n_dims)
+            for part, ggml_type, dtype, n_dims in _PARTS
+        }
         return None if rows is None else SideSnapshot(codec, rows, **parts)
 
     def _rows(self, name: str, codec: StoredCodec, n_kv_heads: int) -> NDArray[np.uint8] | None:

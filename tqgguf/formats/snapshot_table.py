@@ -79,7 +79,7 @@ class SnapshotTable:
 
 def is_snapshot(file: GGUFFile) -> bool:
     """Whether a GGUF says that it holds a snapshot."""
-    return file.metadata.get("general.type") == GENERAL_TYPE
+    return file.says("general.type", GENERAL_TYPE)
 
 
 def read_table(file: GGUFFile, report: Report) -> SnapshotTable | None:

@@ -161,6 +161,8 @@ def _kind(files: list[ParsedGguf]) -> FileKind:
 
 def _snapshot(file: GGUFFile, found: Findings) -> None:
     snapshot = read_snapshot(file, found.report)
+    if len(file.paths) > 1:
+        return
     # rows that layers share by mistake would be read once for each of them
     found.extend(data_defects(file, None if found.has_errors(file.path) else snapshot))
 
