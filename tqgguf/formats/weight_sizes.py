@@ -7,47 +7,15 @@ are packed as MLX packs them, or float16. What is data's matter (a scale that ML
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from tqgguf.formats.gguf_reader import GGUFFile, TensorInfo
+from tqgguf.formats.mlx_forms import F32_BYTES, MLX_FORMS
 
 Device = Literal["cpu", "gpu"]
 
-F32_BYTES, HALF_BYTES = 4, 2
+HALF_BYTES = 2
 
-
-@dataclass(frozen=True)
-class MlxForm:
-    """One of MLX's packed forms of a matrix: bits of a code, values that share a scale, MLX's name."""
-
-    bits: int
-    group_size: int = 32
-    mode: str = "affine"
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes beside the codes: float32 scale and bias, or a byte."""
-        return 2 * F32_BYTES if self.mode == "affine" else 1
-
-    def n_bytes(self, n_values: int) -> int:
-        return n_values * self.bits // 8 + n_values // self.group_size * self.group_bytes
-
-
-MLX_FORMS: Mapping[str, MlxForm] = {
-    "Q4_0": MlxForm(4),
-    "Q4_1": MlxForm(4),
-    "Q5_0": MlxForm(5),
-    "Q5_1": MlxForm(5),
-    "Q8_0": MlxForm(8),
-    "IQ4_NL": MlxForm(8),
-    "IQ4_XS": MlxForm(8),
-    "Q4_K": MlxForm(4),
-    "Q5_K": MlxForm(5),
-    "MXFP4": MlxForm(4, 32, "mxfp4"),
-    "NVFP4": MlxForm(4, 16, "nvfp4"),
-}
-"""By ggml type the form that holds its values exactly."""
 
 ROW_GROUPS: Mapping[str, int] = {
     **dict.fromkeys(("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), 32),

@@ -19,6 +19,7 @@ from tqgguf.formats import tensor_values
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf_reader import GGUFFile, TensorInfo
 from tqgguf.formats.gguf_types import GGML_TYPES
+from tqgguf.formats.mlx_forms import MLX_FORMS
 from tqgguf.formats.tensor_values import can_decode, decode
 
 VALUES_AT_ONCE = 1 << 22  # decoded per step: 16 MB of float32
@@ -104,18 +105,19 @@ def packed(file: GGUFFile, name: str) -> Packed | None:
     Q3_K, Q2_K ...). FormatError where a scale is not finite.
     """
     info = file.tensor(name)
-    form = _FORMS.get(info.type_name)
+    form = MLX_FORMS.get(info.type_name)
     if form is None or len(info.shape) != 2 or not info.n_values:
         return None
     n_rows, n_columns = info.shape
     ggml = GGML_TYPES[info.ggml_type]
     blocks = file.array(name).reshape(n_rows, n_columns // ggml.block_size, ggml.block_bytes)
+    unpack = _UNPACK[info.type_name]
     is_affine = form.mode == "affine"
     weight = np.empty((n_rows, n_columns * form.bits // 32), np.uint32)
     scales = np.empty((n_rows, n_columns // form.group_size), np.float32 if is_affine else np.uint8)
     biases = np.empty_like(scales) if is_affine else None
     for rows in row_groups(info.shape):
-        codes, some_scales, some_biases = form.unpack(blocks[rows])
+        codes, some_scales, some_biases = unpack(blocks[rows])
         if form.largest_scale is not None and some_scales.max() > form.largest_scale:
             return None
         weight[rows] = _pack_bits(codes.reshape(len(codes), -1), form.bits)
@@ -255,36 +257,25 @@ def _nvfp4(b: Bytes) -> Unpacked:
     return _nibbles(b[..., 4:].reshape(*b.shape[:-1], 4, 8)), b[..., :4], b[..., :0]
 
 
-@dataclass(frozen=True)
-class _Form:
-    """`largest_scale`: the last byte that means the same number to ggml and mlx (above: NaN, infinite, or a sign)."""
-
-    unpack: Callable[[Bytes], Unpacked]
-    bits: int
-    group_size: int = 32
-    mode: str = "affine"
-    largest_scale: int | None = None
-
-
-_FORMS: dict[str, _Form] = {
-    "Q4_0": _Form(_q4_0, 4),
-    "Q4_1": _Form(_q4_1, 4),
-    "Q5_0": _Form(_q5_0, 5),
-    "Q5_1": _Form(_q5_1, 5),
-    "Q8_0": _Form(_q8_0, 8),
-    "IQ4_NL": _Form(_iq4_nl, 8),
-    "IQ4_XS": _Form(_iq4_xs, 8),
-    "Q4_K": _Form(_q4_k, 4),
-    "Q5_K": _Form(_q5_k, 5),
-    "MXFP4": _Form(_mxfp4, 4, 32, "mxfp4", largest_scale=0xFE),
-    "NVFP4": _Form(_nvfp4, 4, 16, "nvfp4", largest_scale=0x7E),
+_UNPACK: dict[str, Callable[[Bytes], Unpacked]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }
+"""One for each of MLX_FORMS."""
 
 
 def folder_bytes(info: TensorInfo) -> int:
     """About how many bytes a tensor takes in mlx's form, or as floats where it has none."""
-    form = _FORMS.get(info.type_name)
+    form = MLX_FORMS.get(info.type_name)
     if form is None:
         return info.n_values * (4 if info.type_name == "F32" else 2)
-    scale_bytes = 8 if form.mode == "affine" else 1
-    return info.n_values * form.bits // 8 + info.n_values // form.group_size * scale_bytes
+    return form.n_bytes(info.n_values)
