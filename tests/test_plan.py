@@ -116,7 +116,10 @@ def test_a_plan_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert all(len(line) <= 80 for line in text[1:])
     row = next(line.split() for line in text if line.startswith("turbo4 "))
     assert row[-1] == "2,048+"
-    assert text[-1] == "For 2,048 tokens: -c 2048 -ctk f16 -ctv f16"
+    advice = (
+        "For 2,048 tokens: -c 2048 -ctk f16 -ctv f16 (the first that fits of f16, q8_0, turbo4, turbo4/turbo3, turbo3:"
+    )
+    assert " ".join(text[-2:]) == f"{advice} least loss first)"
 
 
 def test_many_contexts_stand_below_one_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,22 +136,39 @@ def memory_for(path: Path, kv: int, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "pair"),
-    [("f16", "f16"), ("q8_0", "q8_0"), ("turbo4", "turbo4"), ("turbo4/turbo3", "turbo4/turbo3"), ("turbo3", "turbo3")],
+    "pair",
+    ["f16", "q8_0", "turbo4", "turbo4/turbo3", "turbo3", "turbo2"],
 )
-def test_the_best_types_that_fit_are_proposed(
-    chosen: str, pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_types_that_fit_are_proposed(pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_tiny(tmp_path / "m.gguf", LLAMA)
     type_k, _, type_v = pair.partition("/")
     shapes = [LayerShape(2, 128, 128)] * 3
     kv = peak_bytes(shapes, CacheSpec(type_k, type_v or type_k).resolve(3), 2048)
     just_enough = memory_for(path, kv, capsys)
-    assert planned(capsys, path, "--memory", just_enough, "--device", "cpu")["choice"]["label"] == chosen
+    assert planned(capsys, path, "--memory", just_enough, "--device", "cpu")["choice"]["label"] == pair
     too_little = str(int(just_enough) - 1)
-    assert planned(capsys, path, "--memory", too_little, "--device", "cpu")["choice"]["label"] != chosen or (
-        chosen == "turbo3"  # the last resort is the longest context
-    )
+    assert planned(capsys, path, "--memory", too_little, "--device", "cpu")["choice"]["label"] != pair
+
+
+def test_what_only_turbo2_holds_is_said_to_be_costly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_tiny(tmp_path / "m.gguf", LLAMA)
+    kv = peak_bytes([LayerShape(2, 128, 128)] * 3, CacheSpec("turbo2", "turbo2").resolve(3), 2048)
+    just_enough = memory_for(path, kv, capsys)
+    text = " ".join(shown(capsys, path, "--memory", just_enough, "--device", "cpu"))
+    assert "-ctk turbo2 -ctv turbo2 (nothing else fits; turbo2 changes answers much" in text
+    shorter = " ".join(shown(capsys, path, "--memory", str(int(just_enough) - 1), "--device", "cpu"))
+    assert "2,048 tokens fit in none of these; the longest context at a small loss: -c" in shorter
+    assert shorter.endswith("-ctk turbo3 -ctv turbo3")
+
+
+def test_heads_that_no_turbo_type_holds_are_offered_llamas_types(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model_of(tmp_path, unknown(**{"attention.key_length": 32, "attention.value_length": 32}))
+    assert "turbo4" in planned(capsys, path)["impossible"]
+    kv = next(row for row in planned(capsys, path, "-c", "4096")["types"] if row["label"] == "q4_1")["kv_bytes"]["4096"]
+    found = planned(capsys, path, "-c", "4096", "--device", "cpu", "--memory", memory_for(path, kv + kv // 12, capsys))
+    assert found["choice"]["label"] == "q4_1"
 
 
 def test_of_named_types_the_first_that_fits_is_proposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

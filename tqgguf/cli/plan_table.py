@@ -10,11 +10,14 @@ from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.inspect_lists import printable
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.formats.memory_plan import GROWTH_SHARE, MOST_CONTEXT, CachePlan
-from tqgguf.formats.model_plan import ModelPlan
+from tqgguf.formats.model_plan import FIDELITY, LAST_RESORT, ModelPlan, pair_label
 
 _WIDTH = 80
 _MOST_COLUMNS = 5
 """Contexts that stand side by side."""
+_ORDER = f" (the first that fits of {', '.join(pair_label(*pair) for pair in FIDELITY[:5])}: least loss first)"
+_LITTLE = " at a small loss"
+_LOSSY = " (nothing else fits; turbo2 changes answers much: measure it by `tqgguf eval`, or take a shorter context)"
 _DEVICES = {"cpu": "a CPU", "gpu": "a GPU"}
 
 
@@ -115,6 +118,9 @@ def _advice(plan: ModelPlan) -> str:
         return "No cache fits: take more memory, a smaller model, or a smaller -ub."
     fits = _fits(plan, plan.choice)[0]
     flags = f"-c {min(fits, plan.wanted)} -ctk {plan.choice.type_k} -ctv {plan.choice.type_v}"
-    if fits >= plan.wanted:
-        return f"For {plan.wanted:,} tokens: {flags}"
-    return f"{plan.wanted:,} tokens do not fit in any of these; the longest context: {flags}"
+    named = plan.ask.specs is not None
+    if fits < plan.wanted:
+        return f"{plan.wanted:,} tokens fit in none of these; the longest context{'' if named else _LITTLE}: {flags}"
+    is_last = not named and (plan.choice.type_k, plan.choice.type_v) == LAST_RESORT
+    why = " (the first of those named)" if named else _LOSSY if is_last else _ORDER
+    return f"For {plan.wanted:,} tokens: {flags}{why}"

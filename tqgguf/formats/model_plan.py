@@ -29,9 +29,16 @@ from tqgguf.formats.memory_plan import (
 )
 from tqgguf.formats.weight_sizes import Device, file_bytes, held_bytes
 
-FIDELITY = (("f16", "f16"), ("q8_0", "q8_0"), *PRESETS.values())
+FIDELITY: tuple[tuple[str, str], ...] = (
+    *(("f16", "f16"), ("q8_0", "q8_0")),
+    *PRESETS.values(),
+    *((name, name) for name in ("q5_1", "q5_0", "q4_1", "q4_0")),
+)
 """Pairs of types in the order in which they are proposed: what fits first is taken. README and docs/measuring.md have
-the figures."""
+the figures. Those behind the presets are larger, and proposed where a model's heads cannot have turbo types."""
+
+LAST_RESORT = ("turbo2", "turbo2")
+"""Proposed where nothing else holds the context; never for a shorter one, so much does it change answers."""
 
 _GPU_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 _MOST_CONTEXTS, _CONTEXT_STEP, _LEAST_CONTEXT = 4, 4, 512
@@ -139,15 +146,21 @@ def _rows(
 
 def _every_type() -> Sequence[tuple[str, CacheSpec]]:
     pairs = dict.fromkeys([(name, name) for name in CACHE_TYPE_NAMES] + list(PRESETS.values()))
-    return [(k if k == v else f"{k}/{v}", CacheSpec(k, v)) for k, v in pairs]
+    return [(pair_label(k, v), CacheSpec(k, v)) for k, v in pairs]
+
+
+def pair_label(type_k: str, type_v: str) -> str:
+    """One name for a pair, as `--cache-types` takes it."""
+    return type_k if type_k == type_v else f"{type_k}/{type_v}"
 
 
 def _choice(rows: Sequence[CachePlan], wanted: int, is_asked: bool) -> CachePlan | None:
     """The first row by fidelity (of named ones: in their order) that holds the wanted context, else the longest."""
-    order = [] if is_asked else [row for pair in FIDELITY for row in rows if (row.type_k, row.type_v) == pair]
-    candidates = order or list(rows)
-    fitting = next((row for row in candidates if row.longest >= wanted), None)
-    longest = max(candidates, key=lambda row: row.longest, default=None)
+    by_types = {(row.type_k, row.type_v): row for row in rows}
+    proposed = list(rows) if is_asked else [by_types[pair] for pair in FIDELITY if pair in by_types]
+    last = [] if is_asked or LAST_RESORT not in by_types else [by_types[LAST_RESORT]]
+    fitting = next((row for row in proposed + last if row.longest >= wanted), None)
+    longest = max(proposed, key=lambda row: row.longest, default=None)
     return fitting or (longest if longest is not None and longest.longest else None)
 
 
