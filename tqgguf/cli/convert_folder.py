@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from tqgguf.cli.convert_calibration import take_calibration_along
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.figures import size
 from tqgguf.cli.product import name_product
@@ -31,6 +32,7 @@ def convert_to_folder(request: ConvertRequest) -> int:
         finally:
             line.end()
     _tell(request, written)
+    take_calibration_along(request.source, request.target)
     return 0
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 import tqgguf
+from tqgguf.cli.convert_calibration import announce_calibration, take_calibration_along
 from tqgguf.cli.convert_request import ConvertRequest, bytes_of
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.product import name_product
@@ -47,12 +48,16 @@ def convert_checkpoint(request: ConvertRequest) -> int:
     from tqgguf.runtime.hf_convert import plan_checkpoint  # lazily: only this needs the tokenizers library
 
     plan = plan_checkpoint(request.source, request.target, request.weight_type, max_bytes, _step(request))
-    return _carry_out(request, plan)
+    return _carry_out(request, plan, from_checkpoint=True)
 
 
-def _carry_out(request: ConvertRequest, plan: Plan) -> int:
-    seconds = None if request.dry_run else _write(plan)
-    _tell(request, plan, seconds)
+def _carry_out(request: ConvertRequest, plan: Plan, *, from_checkpoint: bool = False) -> int:
+    if request.dry_run:
+        _tell(request, plan, None)
+        announce_calibration(request.source)
+        return 0
+    _tell(request, plan, _write(plan))
+    take_calibration_along(request.source, plan.files[0].path, in_original_order=from_checkpoint)
     return 0
 
 

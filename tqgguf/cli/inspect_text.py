@@ -171,6 +171,8 @@ def _codec(use: CodecUse, counted: bool) -> str:
 
 def _calibration(c: CalibrationFacts) -> Facts:
     yield "model", _joined(c.model, c.architecture)
+    if c.measured_with:
+        yield "measured with", c.measured_with
     yield "made from", f"{c.n_tokens:,} tokens of {c.text} (SHA-256 {c.text_sha256[:_HASH_DIGITS]}...)"
     shapes = ", ".join(f"{_count(heads, 'KV head')} of {dim}" for heads, dim in c.shapes)
     yield "channel scale", f"{_count(c.n_layers, 'layer')}, {shapes}, from {c.scale[0]:.3g} to {c.scale[1]:.3g}"

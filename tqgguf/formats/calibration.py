@@ -1,7 +1,8 @@
 """The calibration sidecar: a small GGUF that holds the channel scale of K for every layer of one model.
 
 `general.type` says that it is no model. Keys: `tqgguf.calibration.version` (1), `.model` (the model's name), `.tokens`
-(how many were looked at), `.text` (what they were of) and `.text_sha256`, and the model's `tqgguf.fingerprint.*`.
+(how many were looked at), `.text` (what they were of) and `.text_sha256`, and the model's `tqgguf.fingerprint.*`. Where
+`tqgguf convert` made that model of another one and took the sidecar along, `.measured_with` names the other one.
 Tensors: `blk.N.attn_k.channel_scale`, F32 [head_dim, n_kv_heads] in GGUF's order, N counting all layers of the model.
 There is no date: the same statistics make the same bytes.
 
@@ -35,6 +36,7 @@ from tqgguf.formats.rules import DefectError
 GENERAL_TYPE = "kv-calibration"
 VERSION = 1
 KEYS = "tqgguf.calibration."
+_MEASURED_WITH = f"{KEYS}measured_with"
 _TENSOR = "blk.{}.attn_k.channel_scale"
 _TENSOR_NAME = re.compile(r"blk\.(0|[1-9]\d{0,5})\.attn_k\.channel_scale")
 _F32 = 0
@@ -47,7 +49,8 @@ _PART_NAMES = {"weights": "weights", "hyperparameters": "hyperparameters", "rope
 class Calibration:
     """Channel scales f32 [n_kv_heads, head_dim] by layer, the model that they belong to, and what they were made from.
 
-    text: a name of the text. text_sha256: of its UTF-8 bytes. n_tokens: of it that were looked at.
+    text: a name of the text. text_sha256: of its UTF-8 bytes. n_tokens: of it that were looked at. measured_with: the
+    model that was measured, where the one that it belongs to was converted from that ("": it was measured itself).
     """
 
     scales: Mapping[int, NDArray[np.float32]]
@@ -57,6 +60,7 @@ class Calibration:
     n_tokens: int
     text: str
     text_sha256: str
+    measured_with: str = ""
 
 
 def write_calibration(
@@ -80,6 +84,8 @@ def write_calibration(
             writer.add_uint64(f"{KEYS}tokens", calibration.n_tokens)
             writer.add_string(f"{KEYS}text", calibration.text)
             writer.add_string(f"{KEYS}text_sha256", calibration.text_sha256)
+            if calibration.measured_with:
+                writer.add_string(_MEASURED_WITH, calibration.measured_with)
             for key, value in calibration.fingerprint.entries().items():
                 if isinstance(value, int):
                     writer.add_uint32(key, value)
@@ -120,6 +126,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
             n_tokens=file.uint(f"{KEYS}tokens"),
             text=file.text(f"{KEYS}text"),
             text_sha256=file.text(f"{KEYS}text_sha256"),
+            measured_with=file.text(_MEASURED_WITH, ""),
         )
 
 
@@ -140,6 +147,7 @@ def calibration_defects(file: GGUFFile) -> Iterator[DefectError]:
         lambda: file.text("general.architecture"),
         lambda: file.uint(f"{KEYS}tokens"),
         *(partial(file.text, KEYS + key) for key in ("model", "text", "text_sha256")),
+        lambda: file.text(_MEASURED_WITH, ""),
     )
     for get in getters:
         try:
@@ -152,6 +160,11 @@ def calibration_defects(file: GGUFFile) -> Iterator[DefectError]:
         yield DefectError("calibration-tensor", file.path, message)
     for match in matches:
         yield from _scale_defects(file, match[0])
+
+
+def is_made_for(calibration: Calibration, fingerprint: Fingerprint) -> bool:
+    """Whether a sidecar says that it is of a model with this fingerprint, in all that matters."""
+    return not set(_REFUSING).intersection(calibration.fingerprint.differences(fingerprint))
 
 
 def check_fits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tqgguf.formats.errors import RequestError
@@ -55,3 +55,11 @@ def any_cached() -> bool:
         return any(name.endswith(SUFFIX) for name in os.listdir(cache_folder()))
     except OSError:
         return False
+
+
+def candidates(model: str | os.PathLike[str], fingerprint: Callable[[], Fingerprint]) -> Iterator[Path]:
+    """A model's sidecars that exist, beside it first. The fingerprint is asked for only where one may have its name."""
+    if (path := beside(model)).exists():
+        yield path
+    if any_cached() and (path := cached(fingerprint())).exists():
+        yield path

@@ -70,6 +70,7 @@ class CalibrationFacts:
     n_tokens: int
     text: str
     text_sha256: str
+    measured_with: str
     n_layers: int
     shapes: tuple[tuple[int, int], ...]
     scale: tuple[float, float]
@@ -137,6 +138,7 @@ def calibration_facts(path: str) -> CalibrationFacts:
         n_tokens=found.n_tokens,
         text=found.text,
         text_sha256=found.text_sha256,
+        measured_with=found.measured_with,
         n_layers=len(scales),
         shapes=tuple(sorted({(scale.shape[0], scale.shape[1]) for scale in scales})),
         scale=(min(float(scale.min()) for scale in scales), max(float(scale.max()) for scale in scales)),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import mlx.core as mx
 
 from tqgguf.formats.calibration import Calibration, check_fits, read_calibration
-from tqgguf.formats.calibration_files import any_cached, beside, cached
+from tqgguf.formats.calibration_files import candidates
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.runtime.load import OpenModel
@@ -45,7 +44,7 @@ def choose_calibration(opened: OpenModel | OpenFolder, wanted: str, is_needed: b
     if wanted != AUTO:
         return _fitting(opened, wanted)
     notices: list[str] = []
-    for path in _candidates(opened):
+    for path in candidates(opened.path, lambda: opened.fingerprint):
         try:
             found = _fitting(opened, str(path))
         except TqggufError as error:
@@ -53,14 +52,6 @@ def choose_calibration(opened: OpenModel | OpenFolder, wanted: str, is_needed: b
         else:
             return ChosenCalibration(found.channel_scales, found.path, (*notices, *found.notices))
     return ChosenCalibration(notices=tuple(notices))
-
-
-def _candidates(opened: OpenModel | OpenFolder) -> Iterator[Path]:
-    """Sidecars that exist. The model's fingerprint is only asked for where there is one that it could name."""
-    if (path := beside(opened.path)).exists():
-        yield path
-    if any_cached() and (path := cached(opened.fingerprint)).exists():
-        yield path
 
 
 def _fitting(opened: OpenModel | OpenFolder, path: str) -> ChosenCalibration:
