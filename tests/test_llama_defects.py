@@ -12,6 +12,8 @@ from test_llama_state import SOUND
 
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.llama_reader import examine_llama_state, open_llama_state
+from tqgguf.formats.rules import DefectError
+from tqgguf.formats.validation import validate
 
 WINDOWED = build_state(tokens=range(6), memories=[Memory(n_cells=6), Memory(n_cells=4, first=2)])
 SESSION, SEQUENCE = build_state(), build_state("sequence")
@@ -82,6 +84,30 @@ PATCHED = {
     "a medium without end": (PACKED, "tokens", u32(2**31), 32, "TQ411", "tokens", 32),
     "a shorter medium": (PACKED, "tokens", u32(1), 32, "TQ411", "tokens", 37),
 }  # fmt: skip
+
+
+# the same, of rows: they are looked at when all else is sound
+FORK = build_state(memories=[Memory(layers=[(Side(43, 56), Side(43, 56))])])
+ROWS = {
+    "a value that is no number": (SESSION, "base.k1.rows", b"\x01\x7c", 6),
+    "an infinite scale": (QUANTISED, "base.v0.rows", b"\x00\xfc", 34),
+    "an infinite value, transposed": (TRANSPOSED, "base.v1.rows", b"\x00\x7c", 20),
+    "a negative norm": (FORK, "base.k0.rows", b"\x01\x80", 14),
+    "a value in another stream": (STREAMS, "base.1.v0.rows", b"\xff\x7f", 0),
+    "a value in the window": (WINDOWED, "window.k0.rows", b"\xff\xff", 2),
+}
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_numbers_that_cannot_be_have_their_rule_and_place(what, tmp_path):
+    built, name, value, behind = ROWS[what]
+    path = tmp_path / "state"
+    path.write_bytes(built.patched(name, value, behind))
+    found = [(finding.rule.id, finding.offset) for finding in validate(path) if finding.is_error]
+    assert found == [("TQ438", built.fields[name] + behind)]
+    with pytest.raises(DefectError) as error:
+        open_llama_state(path)
+    assert (error.value.code, error.value.offset) == ("state-non-finite", built.fields[name] + behind)
 
 
 def findings(data: bytes, tmp_path) -> list[tuple[str, int | None]]:

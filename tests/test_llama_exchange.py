@@ -17,6 +17,7 @@ from tqgguf.formats.llama_import import ImportOptions, import_llama_state, outli
 from tqgguf.formats.llama_reader import open_llama_state
 from tqgguf.formats.llama_write import pieces
 from tqgguf.formats.model_outline import CachedLayer, ModelOutline, outline_of_widths
+from tqgguf.formats.rules import DefectError
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.formats.snapshot_write import write_snapshot
@@ -104,21 +105,10 @@ def through_our_carrier(snapshot: Snapshot, tmp_path: Path) -> Snapshot:
     return open_snapshot(tmp_path / "snapshot.gguf")
 
 
-def finite(built: Built) -> bytes:
-    """The same file with rows of zero bytes: random ones hold scales that are not finite, which snapshots refuse."""
-    data = bytearray(built.data)
-    rows = {name: at for name, at in built.fields.items() if name.endswith(".rows")}
-    ends = sorted([*built.fields.values(), len(data)])
-    for at in rows.values():
-        end = next(e for e in ends if e > at)
-        data[at:end] = bytes(b & 0x3B for b in data[at:end])
-    return bytes(data)
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_comes_back_byte_by_byte(name, tmp_path):
     built, model = LAYOUTS[name]
-    data = finite(built)
+    data = built.data
     snapshot = imported(data, tmp_path, model)
     snapshot.check()
     assert data_of(export_llama_state(snapshot)) == data
@@ -187,6 +177,23 @@ def test_tokens_beyond_the_list_are_unknown(tmp_path):
     assert (list(snapshot.tokens), snapshot.n_cells) == ([5, 6, 7, 8], 3)
 
 
+def test_tokens_that_the_model_does_not_have_are_refused(tmp_path):
+    data = build_state(tokens=[5, 97, 7]).data
+    with pytest.raises(FormatError, match="token 1: expected an id of 0 to 96, found 97"):
+        imported(data, tmp_path, replace(TWO, n_vocab=97))
+
+
+def test_a_negative_norm_is_found_by_whoever_knows_the_layout(tmp_path):
+    """Rows of 350 bytes are 25 blocks of 14 or 7 of 50: without a profile it cannot be told where norms stand."""
+    group = Side(43, 350)
+    built = build_state(memories=[Memory(layers=[(group, group)])])
+    model = outline_of_widths("llama", [LayerShape(7, 128, 128)])
+    options = ImportOptions("thetom-2026-05")
+    imported(built.data, tmp_path, model, options)
+    with pytest.raises(DefectError, match="expected norms that are finite and not negative, found bits 0x8000"):
+        imported(built.patched("base.v0.rows", b"\x00\x80", 350 + 50), tmp_path, model, options)
+
+
 def test_rows_follow_positions_whatever_the_order_of_cells(tmp_path):
     cells = [(2, [0]), (0, [0]), (1, [0])]
     for v_trans in (0, 1):
@@ -201,7 +208,7 @@ def test_rows_follow_positions_whatever_the_order_of_cells(tmp_path):
 
 def test_a_model_whose_rope_turns_halves_gets_keys_in_that_order_where_they_are_floats(tmp_path):
     halves = replace(TWO, layers=tuple(replace(layer, rope=RopeLayout(64)) for layer in TWO.layers))
-    data = finite(build_state())
+    data = build_state().data
     pairs, made = (imported(data, tmp_path, model).layers[0] for model in (TWO, halves))
     values = [layer.k.rows[0:3].copy().view(np.uint16) for layer in (pairs, made)]
     assert (values[1][..., :32] == values[0][..., 0::2]).all() and (values[1][..., 32:] == values[0][..., 1::2]).all()
@@ -301,7 +308,7 @@ def test_what_cannot_be_a_snapshot_is_refused_by_name(name, tmp_path):
 
 def test_mixed_types_by_layer_keep_theirs(tmp_path):
     layers = [(Side(Q8_0, 136), Side(2, 72)), (Side(1, 256), Side(20, 72))]
-    snapshot = imported(finite(build_state(memories=[Memory(layers=layers)])), tmp_path, TWO)
+    snapshot = imported(build_state(memories=[Memory(layers=layers)]).data, tmp_path, TWO)
     assert [(layer.types.type_k, layer.types.type_v) for layer in snapshot.layers] == [
         ("q8_0", "q4_0"),
         ("f16", "iq4_nl"),

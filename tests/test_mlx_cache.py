@@ -38,6 +38,7 @@ from tqgguf.formats.safetensors import open_safetensors
 from tqgguf.formats.snapshot import Snapshot
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.formats.snapshot_write import write_snapshot
+from tqgguf.formats.validation import validate
 from tqgguf.runtime.load import load_model
 from tqgguf.runtime.session import Session
 
@@ -322,6 +323,48 @@ def test_damaged_caches_are_refused_with_their_rule(name, tmp_path):
         opened(tmp_path / "c.safetensors")
     assert error.value.rule.id == rule
     assert "\n" not in str(error.value)
+
+
+def test_values_that_are_not_finite_are_refused_among_the_tokens_that_are_held(tmp_path):
+    path = tmp_path / "c.safetensors"
+    for bad, held, is_sound in ((0, 5, False), (6, 5, True), (6, 7, False)):
+        cache = KVCache()
+        filled(cache, 300)
+        cache.keys[0, 1, bad, 3] = float("nan")
+        cache.trim(300 - held)
+        save_prompt_cache(str(path), [cache], {})
+        assert [finding.rule.id for finding in validate(path)] == ([] if is_sound else ["TQ525"])
+        if is_sound:
+            write_snapshot(tmp_path / "s.gguf", imported(path))
+            assert validate(tmp_path / "s.gguf") == []
+        else:
+            with pytest.raises(DefectError, match=f"expected finite values, found bits .* in head 1, row {bad}"):
+                imported(path)
+
+
+def test_codes_whose_values_no_float_holds_are_refused_by_name(tmp_path):
+    cache = QuantizedKVCache(group_size=64, bits=4)
+    filled(cache, 3, mx.float32)
+    cache.keys = (mx.full(cache.keys[0].shape, 0xFFFFFFFF, mx.uint32), cache.keys[1] * 0 + 3e38, cache.keys[2])
+    save_prompt_cache(str(tmp_path / "c.safetensors"), [cache], {})
+    with pytest.raises(FormatError, match=r"c\.safetensors: layer 0, K: expected values that f32 holds"):
+        write_snapshot(tmp_path / "s.gguf", imported(tmp_path / "c.safetensors"))
+    assert not (tmp_path / "s.gguf").exists()
+
+
+@pytest.mark.parametrize("tokens", ["5 -2 7", "5 97 7", "5 x 7", "5 1e3 7", "5 99999999999 7"])
+def test_tokens_that_are_none_are_refused(tokens, tmp_path):
+    cache = KVCache()
+    filled(cache, 3)
+    save_prompt_cache(str(tmp_path / "c.safetensors"), [cache], {"tqgguf_tokens": tokens})
+    model = replace(outline_of_widths("llama", [LayerShape(HEADS, DIM, DIM)]), n_vocab=97)
+    with pytest.raises(FormatError, match=r"tokens: expected ids of tokens|token 1: expected an id of 0 to 96"):
+        imported(tmp_path / "c.safetensors", model)
+
+
+def test_a_name_with_thousands_of_digits_belongs_to_no_layer(tmp_path):
+    (tmp_path / "c.safetensors").write_bytes(cache_bytes(CURRENT, {**SOUND, f"{'1' * 5000}.0": (("F16", 2), (1,))}))
+    assert [finding.rule.id for finding in validate(tmp_path / "c.safetensors")] == ["TQ520"]
 
 
 def test_a_cache_of_zeros_that_is_sound_is_read(tmp_path):

@@ -17,10 +17,10 @@ import numpy as np
 from gguf_builder import I32, U16, Tensor, Typed, build_gguf, quantised, write_split
 from llama_builder import build_state, recurrent_memory
 from mlx_cache_files import DAMAGED as MLX_CASES
-from mlx_cache_files import cache_bytes
+from mlx_cache_files import cache_bytes, non_finite_cache
 from snapshots import carrier_bytes
 from test_gguf_defects import DAMAGED, entry, header, one_tensor, text, two_tensors, u32, u64
-from test_llama_defects import PATCHED, SEQUENCE, SESSION
+from test_llama_defects import PATCHED, ROWS, SEQUENCE, SESSION
 from test_snapshot_defects import CASES, SMALL
 from tiny_models import TinyModel, tiny_gguf
 
@@ -218,6 +218,10 @@ def other_kinds() -> Iterator[tuple[str, Unsound]]:
     yield "state-values", Unsound({"state": SESSION.data[: SESSION.fields["base.v0"]]}, SESSION.fields["base.v0"])
     hybrid = SEQUENCE.data + recurrent_memory()
     yield "state-recurrent", Unsound({"state": hybrid}, len(SEQUENCE.data))
+    built, name, value, behind = ROWS["an infinite scale"]
+    yield "state-non-finite", Unsound({"state": built.patched(name, value, behind)}, built.fields[name] + behind)
+    whole = non_finite_cache()
+    yield "mlx-cache-non-finite", Unsound({"cache.safetensors": whole}, len(whole) - 6, "0.0.1")
     few = build_state(tokens=[5])
     yield "state-token-count", Unsound({"state": few.data}, few.fields["n_tokens"])
     for metadata, arrays, rule in MLX_CASES.values():

@@ -6,7 +6,7 @@ of a block mean is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from tqgguf.formats.gguf_cursor import Buffer
 from tqgguf.formats.gguf_types import GGML_TYPES
 
+Bytes = Buffer | memoryview | NDArray[np.uint8]
 PIECE_BYTES: Final = 1 << 18
+REPORT_BYTES: Final = 1 << 24  # after which progress is told: some hundredths of a second
 
 
 class FloatBits(NamedTuple):
@@ -83,52 +85,104 @@ class NonFinite:
     count: int
 
 
-def first_non_finite(buffer: Buffer, begin: int, n_bytes: int, type_id: int) -> NonFinite | None:
+def no_progress(n_bytes: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
+def first_non_finite(
+    buffer: Bytes,
+    begin: int,
+    n_bytes: int,
+    type_id: int,
+    progress: Callable[[int], None] = no_progress,
+) -> NonFinite | None:
     """The first scale or value that is not finite in a tensor of a known type; None if there is none.
 
-    buffer: the file, in which the tensor's data are `n_bytes` bytes from `begin` on: whole blocks.
+    buffer: the file, in which the tensor's data are `n_bytes` bytes from `begin` on: whole blocks. progress: called
+    with bytes that were looked at, every REPORT_BYTES.
     """
     ggml_type = GGML_TYPES[type_id]
+    pieces = _numbers(buffer, begin, n_bytes, ggml_type.name, ggml_type.block_bytes)
+    return _first(pieces, ggml_type.block_bytes, n_bytes, progress)
+
+
+def first_bad_norm(
+    buffer: Bytes,
+    begin: int,
+    n_bytes: int,
+    block_bytes: int,
+    progress: Callable[[int], None] = no_progress,
+) -> NonFinite | None:
+    """The same of blocks that begin with a float16 norm, as turbo types' do: it may not be negative either."""
+    pieces = _strided(buffer, begin, n_bytes, block_bytes, F16.dtype, (0,))
+    # with its sign bit a number is not below the infinite one either
+    return _first(((at, norms, norms >= F16.mask) for at, norms in pieces), block_bytes, n_bytes, progress)
+
+
+def _first(
+    pieces: Iterator[tuple[int, NDArray[Any], NDArray[np.bool_] | None]],
+    block_bytes: int,
+    n_bytes: int,
+    progress: Callable[[int], None],
+) -> NonFinite | None:
+    """The first number that is marked. pieces: where in the tensor the first number stands, numbers a block apart, and
+    which of them are bad (None: none).
+    """
     first: tuple[int, int] | None = None
-    count = 0
-    for at, numbers, mask, stride in _numbers(buffer, begin, n_bytes, ggml_type.name, ggml_type.block_bytes):
-        masked = numbers & numbers.dtype.type(mask)
-        if masked.size and masked.max() == mask:
-            bad = np.flatnonzero(masked == mask)
-            count += len(bad)
-            here = at + int(bad[0]) * stride, int(numbers[bad[0]])
+    count = told = 0
+    for at, numbers, bad in pieces:
+        if bad is not None and bad.any():
+            where = np.flatnonzero(bad)
+            count += len(where)
+            here = at + int(where[0]) * block_bytes, int(numbers[where[0]])
             first = here if first is None else min(first, here)
+        if at - told >= REPORT_BYTES:
+            progress(at - told)
+            told = at
+    progress(n_bytes - told)
     if first is None:
         return None
     position, bits = first
-    return NonFinite(position, bits, position // ggml_type.block_bytes, count)
+    return NonFinite(position, bits, position // block_bytes, count)
+
+
+def _marked(numbers: NDArray[Any], mask: int) -> NDArray[np.bool_] | None:
+    """Which numbers have all bits of the mask; None if none has."""
+    masked = numbers & numbers.dtype.type(mask)
+    return masked == mask if masked.size and masked.max() == mask else None
 
 
 def _numbers(
-    buffer: Buffer, begin: int, n_bytes: int, name: str, block_bytes: int
-) -> Iterator[tuple[int, NDArray[Any], int, int]]:
-    """The numbers that must be finite, in pieces: where in the tensor the first one stands, their bits [n], the mask,
-    and the bytes from one to the next.
-    """
-    offsets: tuple[int, ...] = (0,)
-    if name in DENSE:
-        dtype, mask = DENSE[name]
-    elif name == IQ1_M:
-        yield from _iq1_m(buffer, begin, n_bytes, block_bytes)
+    buffer: Bytes, begin: int, n_bytes: int, name: str, block_bytes: int
+) -> Iterator[tuple[int, NDArray[Any], NDArray[np.bool_] | None]]:
+    """The numbers that must be finite, in pieces as `_first` takes them."""
+    if name == IQ1_M:
+        for at, scales in _iq1_m(buffer, begin, n_bytes, block_bytes):
+            yield at, scales, _marked(scales, F16.mask)
         return
-    elif name in SCALES:
-        (dtype, mask), offsets = SCALES[name]
-    else:
-        return  # integers
+    (dtype, mask), offsets = (DENSE[name], (0,)) if name in DENSE else SCALES.get(name, (F16, ()))
+    for at, numbers in _strided(buffer, begin, n_bytes, block_bytes, dtype, offsets):
+        yield at, numbers, _marked(numbers, mask)
+
+
+def _strided(
+    buffer: Bytes,
+    begin: int,
+    n_bytes: int,
+    block_bytes: int,
+    dtype: np.dtype,
+    offsets: tuple[int, ...],
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """The numbers at these offsets of every block, in pieces: where in the tensor the first one stands, and them."""
     step = max(PIECE_BYTES // block_bytes, 1) * block_bytes
-    for start in range(0, n_bytes, step):
+    for start in range(0, n_bytes, step) if offsets else ():
         n_blocks = min(step, n_bytes - start) // block_bytes
         for offset in offsets:
             at = start + offset
-            yield at, np.ndarray(n_blocks, dtype, buffer, begin + at, (block_bytes,)), mask, block_bytes
+            yield at, np.ndarray(n_blocks, dtype, buffer, begin + at, (block_bytes,))
 
 
-def _iq1_m(buffer: Buffer, begin: int, n_bytes: int, block_bytes: int) -> Iterator[tuple[int, NDArray[Any], int, int]]:
+def _iq1_m(buffer: Bytes, begin: int, n_bytes: int, block_bytes: int) -> Iterator[tuple[int, NDArray[Any]]]:
     """The f16 scales of IQ1_M, put together from the highest nibbles of its four u16."""
     step = max(PIECE_BYTES // block_bytes, 1) * block_bytes
     for start in range(0, n_bytes, step):
@@ -136,5 +190,4 @@ def _iq1_m(buffer: Buffer, begin: int, n_bytes: int, block_bytes: int) -> Iterat
         at = start + IQ1_M_SCALES
         words = np.ndarray((n_blocks, 4), F16.dtype, buffer, begin + at, (block_bytes, 2))
         top = words & np.uint16(0xF000)
-        scales = top[:, 0] >> 12 | top[:, 1] >> 8 | top[:, 2] >> 4 | top[:, 3]
-        yield at, scales, F16.mask, block_bytes
+        yield at, top[:, 0] >> 12 | top[:, 1] >> 8 | top[:, 2] >> 4 | top[:, 3]

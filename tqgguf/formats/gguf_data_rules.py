@@ -14,19 +14,20 @@ from tqgguf.formats.gguf_types import GGML_TYPES
 
 def judge_data(parsed: ParsedGguf, buffer: Buffer, progress: Callable[[int], None]) -> Iterator[GgufError]:
     """One defect for each tensor with numbers that are not finite. Tensors that do not lie within the file are skipped,
-    as other rules speak of them. progress: called with the bytes of each tensor.
+    as other rules speak of them. progress: called with bytes that were looked at, as `first_non_finite` does.
     """
     if not parsed.is_whole or bad_alignment(parsed):
         return
     start = data_start(parsed)
     for tensor in parsed.tensors:
         if fits(parsed, tensor):
-            yield from _tensor(parsed, buffer, tensor, start + tensor.data_offset)
-            progress(n_bytes(tensor) or 0)
+            yield from _tensor(parsed, buffer, tensor, start + tensor.data_offset, progress)
 
 
-def _tensor(parsed: ParsedGguf, buffer: Buffer, tensor: TensorRecord, begin: int) -> Iterator[GgufError]:
-    bad = first_non_finite(buffer, begin, n_bytes(tensor) or 0, tensor.type_id)
+def _tensor(
+    parsed: ParsedGguf, buffer: Buffer, tensor: TensorRecord, begin: int, progress: Callable[[int], None]
+) -> Iterator[GgufError]:
+    bad = first_non_finite(buffer, begin, n_bytes(tensor) or 0, tensor.type_id, progress)
     if bad is None:
         return
     type_name, name = GGML_TYPES[tensor.type_id].name, tensor.name

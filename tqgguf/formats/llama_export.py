@@ -28,8 +28,7 @@ from tqgguf.formats.llama_state_rows import CellColumns, CellRows
 from tqgguf.formats.model_outline import rope_layout
 from tqgguf.formats.recoded_rows import RecodedRows, must_requantise
 from tqgguf.formats.rope_order import channel_order
-from tqgguf.formats.snapshot import LayerSnapshot, Snapshot
-from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
+from tqgguf.formats.snapshot import UNKNOWN_TOKEN, LayerSnapshot, Snapshot
 from tqgguf.formats.stored_codec import StoredCodec
 
 Codecs = dict[tuple[int, Side], StoredCodec]

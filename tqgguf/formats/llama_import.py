@@ -25,12 +25,12 @@ from tqgguf.formats.llama_blocks import form_of, group_bytes
 from tqgguf.formats.llama_file_rows import FileRows, file_rows
 from tqgguf.formats.llama_profiles import EXCHANGED, MAINLINE, TURBO_FORMS, TURBO_GROUP, BlockForm, fork_readings
 from tqgguf.formats.llama_reading import LlamaReading, resolve_reading, same_heads
+from tqgguf.formats.llama_row_rules import bad_norm
 from tqgguf.formats.llama_rules import sequences
 from tqgguf.formats.llama_state import LayerRows, LlamaState, Memory, Stream
 from tqgguf.formats.model_outline import CachedLayer, ModelOutline, outline_of_widths, rope_layout
 from tqgguf.formats.rope_order import ReorderedRows, channel_order
-from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot
-from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
+from tqgguf.formats.snapshot import UNKNOWN_TOKEN, LayerSnapshot, SideSnapshot, Snapshot, bad_token
 from tqgguf.formats.stored_codec import StoredCodec
 
 CARRIER = "llama.cpp"
@@ -124,6 +124,9 @@ def import_llama_state(state: LlamaState, model: ModelOutline, options: ImportOp
     ]
     tokens = np.full(max(len(state.tokens), n_cells), UNKNOWN_TOKEN, np.int32)
     tokens[: len(state.tokens)] = state.tokens
+    bad = bad_token(tokens, model.n_vocab)
+    if bad is not None:
+        raise FormatError(f"{state.path}: {bad.message}; it is another model's")
     return Snapshot(
         tokens=tokens,
         layers=tuple(sorted(made, key=lambda layer: layer.layer)),
@@ -223,6 +226,9 @@ class _Layers:
         cache_type = cache_type_of(self.path, rows, self.reading, what)
         codec = self.reading.codec(cache_type, shape, side, even)
         form = self._form(rows, codec, shape.n_kv_heads, what)
+        problem = None if form is None else bad_norm(self.path, rows, what, form)
+        if problem is not None:
+            raise problem
         held = file_rows(rows, run.order, shape.n_kv_heads, cache_type, form)
         if isinstance(held, FileRows):
             try:

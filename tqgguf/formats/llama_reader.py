@@ -13,6 +13,7 @@ from tqgguf.formats.gguf_types import ggml_type_name
 from tqgguf.formats.llama_format import MAGIC_NAMES
 from tqgguf.formats.llama_parse import parse_state
 from tqgguf.formats.llama_profiles import EXCHANGED, MAINLINE_TYPES, fork_readings
+from tqgguf.formats.llama_row_rules import judge_rows
 from tqgguf.formats.llama_rules import judge_state, sequences
 from tqgguf.formats.llama_state import LayerRows, LlamaState
 from tqgguf.formats.mapped_file import map_file
@@ -28,11 +29,13 @@ def open_llama_state(path: str | os.PathLike[str]) -> LlamaState:
         if finding.is_error:
             raise finding
     assert state is not None
+    for defect in judge_rows(state):
+        raise defect
     return state
 
 
 def examine_llama_state(path: str | os.PathLike[str]) -> tuple[LlamaState | None, list[DefectError]]:
-    """The record as far as it can be read, and all that is wrong with the file. TqggufError: it cannot be opened."""
+    """The record as far as it can be read; all that is wrong with its structure. TqggufError: it cannot be opened."""
     name = os.fsdecode(path)
     buffer = map_file(name, _EXPECTED)
     try:

@@ -15,13 +15,14 @@ Tensors are `<layer>.<part>`, of a quantised cache `<layer>.<part>.<0 codes, 1 s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.finite import first_non_finite, no_progress
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.mlx_affine import BITS, GROUP_SIZES
 from tqgguf.formats.rules import DefectError
@@ -48,6 +49,7 @@ _DTYPES: Final[dict[str, np.dtype]] = {name: np.dtype(kind) for name, kind in
     (("F16", "<f2"), ("BF16", "<u2"), ("F32", "<f4"), ("U32", "<u4"), ("I32", "<i4"))}  # fmt: skip
 FLOATS: Final[dict[str, str]] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
 """Dtypes of values, and the cache types that hold them."""
+_GGML_TYPES: Final = {"F32": 0, "F16": 1, "BF16": 30}
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,10 @@ def read_mlx_cache(file: SafetensorsFile) -> MlxCache:
     return MlxCache(file.path, layout, layers, metadata)
 
 
-def judge_mlx_cache(file: SafetensorsFile) -> Iterator[DefectError]:
-    """All that is wrong with a file of which `is_mlx_cache` is true, by layer."""
+def judge_mlx_cache(file: SafetensorsFile, progress: Callable[[int], None] = no_progress) -> Iterator[DefectError]:
+    """All that is wrong with a file of which `is_mlx_cache` is true, by layer; values last, and of layers whose arrays
+    are sound. progress: as of `first_non_finite`.
+    """
     layout = _layout(file.metadata)
     if layout is None:
         message = f"expected a prompt cache of mlx-lm, found metadata {shown(dict(file.metadata))}"
@@ -118,20 +122,48 @@ def judge_mlx_cache(file: SafetensorsFile) -> Iterator[DefectError]:
         return
     classes = _classes(file.metadata, layout)
     for name, tensor in file.items():
-        layer = name.partition(".")[0]
-        if not layer.isdecimal() or int(layer) >= len(classes):
+        number = name.partition(".")[0]
+        if not re.fullmatch(r"[0-9]{1,5}", number) or int(number) >= len(classes):
             message = f"array {shown(name)} belongs to none of the {len(classes)} layers whose classes are named"
             yield DefectError("mlx-cache-metadata", file.path, message, offset=tensor.offset, tensor=name)
-    offsets = []
+    layers: dict[int, MlxLayer] = {}
     for i, kind in enumerate(classes):
         try:
-            offsets.append(_Layer(file, layout, i, kind).read().offset)
+            layers[i] = _Layer(file, layout, i, kind).read()
         except DefectError as defect:
             yield defect
-    if len(set(offsets)) > 1:
-        found = ", ".join(map(str, sorted(set(offsets))))
+    offsets = {layer.offset for layer in layers.values()}
+    if len(offsets) > 1:
+        found = ", ".join(map(str, sorted(offsets)))
         message = f"expected all layers to hold the same tokens, found offsets {found}"
         yield DefectError("mlx-cache-offset", file.path, message, expected="one offset", found=found)
+    for i, layer in layers.items():
+        for array in (*layer.keys, *layer.values):
+            if array.dtype in FLOATS:
+                yield from _non_finite(file.path, f"layer {i} ({layer.kind})", array, layer.n_held, progress)
+
+
+def _non_finite(
+    path: str, where: str, array: MlxArray, n_held: int, progress: Callable[[int], None]
+) -> Iterator[DefectError]:
+    """The first value of an array that is not finite, among those of the tokens that it holds."""
+    _, n_heads, capacity, width = array.data.shape
+    token_bytes = width * array.data.itemsize
+    for head in range(n_heads):
+        begin = head * capacity * token_bytes
+        bad = first_non_finite(array.data, begin, n_held * token_bytes, _GGML_TYPES[array.dtype], progress)
+        if bad is not None:
+            found = f"bits 0x{bad.bits:x} in head {head}, row {bad.position // token_bytes}"
+            yield DefectError(
+                "mlx-cache-non-finite",
+                path,
+                f"{where}: array {shown(array.name)}: expected finite values, found {found}",
+                offset=array.offset + begin + bad.position,
+                tensor=array.name,
+                expected="finite values",
+                found=found,
+            )
+            return  # one for each array
 
 
 def _layout(metadata: Mapping[str, str]) -> Layout | None:
@@ -217,7 +249,7 @@ class _Layer:
         """A number that is a text of the metadata."""
         name = f"0.{self.index}.{i}"
         text = self.file.metadata.get(name, "")
-        if not re.fullmatch(r"\d{1,10}", text):
+        if not re.fullmatch(r"[0-9]{1,10}", text):
             raise self._error("mlx-cache-number", f"metadata {name}: expected a number, found {shown(text)}")
         return self._count(name, int(text), None)
 

@@ -26,8 +26,7 @@ from tqgguf.formats.model_outline import original_layout
 from tqgguf.formats.recoded_rows import RecodedRows, must_requantise
 from tqgguf.formats.rope_order import channel_order
 from tqgguf.formats.safetensors_write import TensorToWrite, write_safetensors
-from tqgguf.formats.snapshot import SLICE_BYTES, LayerSnapshot, Snapshot
-from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
+from tqgguf.formats.snapshot import SLICE_BYTES, UNKNOWN_TOKEN, LayerSnapshot, Snapshot
 from tqgguf.formats.stored_codec import StoredCodec
 
 _DTYPES = {cache_type: dtype for dtype, cache_type in FLOATS.items()}

@@ -9,6 +9,7 @@ quantised), and `metadata_<name>` what the user said beside the cache.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +25,13 @@ from tqgguf.formats.mlx_cache import FLOATS, QUANTIZED, ROTATING, MlxArray, MlxC
 from tqgguf.formats.mlx_rows import AffineRows, FloatRows
 from tqgguf.formats.model_outline import CachedLayer, ModelOutline, original_layout
 from tqgguf.formats.rope_order import ReorderedRows, channel_order
-from tqgguf.formats.snapshot import LayerSnapshot, Rows, SideSnapshot, Snapshot
-from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
+from tqgguf.formats.snapshot import UNKNOWN_TOKEN, LayerSnapshot, Rows, SideSnapshot, Snapshot, bad_token
 from tqgguf.formats.stored_codec import StoredCodec
 
 CARRIER = "mlx-lm"
 TOKENS_KEY = "tqgguf_tokens"
 """Beside the caches that this project writes: the ids of their tokens, as a text."""
+_TOKEN = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def import_mlx_cache(cache: MlxCache, model: ModelOutline, options: MlxImportOpt
         **{f"metadata_{name}": value for name, value in cache.metadata.items() if name != TOKENS_KEY},
     }
     return Snapshot(
-        tokens=_tokens(cache, options, n_cells),
+        tokens=_tokens(cache, options, n_cells, model.n_vocab),
         layers=tuple(layers),
         n_cells=n_cells,
         architecture=model.architecture,
@@ -100,19 +101,22 @@ def import_mlx_cache(cache: MlxCache, model: ModelOutline, options: MlxImportOpt
     )
 
 
-def _tokens(cache: MlxCache, options: MlxImportOptions, n_cells: int) -> NDArray[np.int32]:
+def _tokens(cache: MlxCache, options: MlxImportOptions, n_cells: int, n_vocab: int) -> NDArray[np.int32]:
+    text = cache.metadata.get(TOKENS_KEY)
     if options.tokens is not None:
         tokens = np.array(options.tokens, np.int32)
-    elif TOKENS_KEY in cache.metadata:
-        try:
-            tokens = np.array(cache.metadata[TOKENS_KEY].split(), np.int32)
-        except (ValueError, OverflowError) as error:
-            found = shown(cache.metadata[TOKENS_KEY])
-            raise FormatError(f"{cache.path}: {TOKENS_KEY}: expected ids of tokens, found {found}") from error
+    elif text is not None:
+        words = text.split()
+        if not all(map(_TOKEN.fullmatch, words)):
+            raise FormatError(f"{cache.path}: {TOKENS_KEY}: expected ids of tokens, found {shown(text)}")
+        tokens = np.array(words, np.int32)
     else:
         tokens = np.full(n_cells, UNKNOWN_TOKEN, np.int32)
     if len(tokens) < n_cells:
         raise RequestError(f"{cache.path}: expected {n_cells} or more tokens, as the cache holds, found {len(tokens)}")
+    bad = bad_token(tokens, n_vocab)
+    if bad is not None:
+        raise FormatError(f"{cache.path}: {bad.message}")
     return tokens
 
 
@@ -131,7 +135,7 @@ def _layer(path: str, held: MlxLayer, cached: CachedLayer, rope: RopeLayout) -> 
     needed = 0 if shape.window is None else max(0, held.offset - shape.window + 1)
     if start > needed:
         raise FormatError(f"{where}: expected rows of the tokens from {needed} on, found them from {start} on")
-    k, v = (_rows(held, arrays, places) for arrays in (held.keys, held.values))
+    k, v = (_rows(f"{where}, {x}", held, arrays, places) for x, arrays in (("K", held.keys), ("V", held.values)))
     order = channel_order(shape.head_dim_k, rope, cached.rope)
     if order is not None:
         k = SideSnapshot(k.codec, ReorderedRows(k.rows, order, k.codec.row_bytes // shape.head_dim_k))
@@ -161,13 +165,13 @@ def _places(where: str, held: MlxLayer) -> NDArray[np.intp]:
     return places
 
 
-def _rows(held: MlxLayer, arrays: tuple[MlxArray, ...], places: NDArray[np.intp]) -> SideSnapshot:
+def _rows(where: str, held: MlxLayer, arrays: tuple[MlxArray, ...], places: NDArray[np.intp]) -> SideSnapshot:
     """Rows of a float type."""
     head_dim = _head_dim(held, arrays)
     cache_type = FLOATS[arrays[-1].dtype]
     codec = StoredCodec(cache_type, head_dim, head_dim)
     rows: Rows = (
-        AffineRows(arrays, places, held.numbers["bits"], codec)
+        AffineRows(arrays, places, held.numbers["bits"], codec, where)
         if held.kind == QUANTIZED
         else FloatRows(arrays[0], places)
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.errors import EncodeError, FormatError
 from tqgguf.formats.mlx_affine import dequantise
 from tqgguf.formats.mlx_cache import MlxArray
 from tqgguf.formats.stored_codec import StoredCodec
@@ -34,12 +35,13 @@ class FloatRows:
 
 @dataclass(frozen=True, eq=False)
 class AffineRows:
-    """Quantised values, decoded into a float type. arrays: codes, scales and biases."""
+    """Quantised values, decoded into a float type. arrays: codes, scales and biases. where: for messages."""
 
     arrays: tuple[MlxArray, ...]
     places: NDArray[np.intp]
     bits: int
     codec: StoredCodec
+    where: str
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,7 +50,11 @@ class AffineRows:
     def __getitem__(self, tokens: slice, /) -> NDArray[np.uint8]:
         words, scales, biases = (array.data[0][:, self.places[tokens]].swapaxes(0, 1) for array in self.arrays)
         values = dequantise(words, as_float32(scales), as_float32(biases), self.bits)
-        return self.codec.encode(values)
+        try:
+            return self.codec.encode(values)
+        except EncodeError as error:
+            cache_type = self.codec.cache_type
+            raise FormatError(f"{self.where}: expected values that {cache_type} holds: {error}") from error
 
 
 def as_float32(values: NDArray) -> NDArray[np.float32]:

@@ -54,4 +54,7 @@ LLAMA_RULES: Final[tuple[Rule, ...]] = (
     Rule("TQ436", "state-row-bytes", ERROR, "the bytes of a row are not whole blocks of its type", _WRITER),
     Rule("TQ437", "state-transposed", ERROR,
          "transposed values are of a quantised type, or their elements are not their type's", _WRITER),
+    Rule("TQ438", "state-non-finite", ERROR,
+         "a value or a block's scale is infinite or NaN, or the norm of a fork's turbo block negative",
+         "write the file again: such rows give wrong text"),
 )  # fmt: skip

@@ -16,4 +16,6 @@ MLX_RULES: Final[tuple[Rule, ...]] = (
          _AGAIN),
     Rule("TQ523", "mlx-cache-number", ERROR, "a number of a layer's cache is missing or absurd", _AGAIN),
     Rule("TQ524", "mlx-cache-offset", ERROR, "layers of a prompt cache hold different numbers of tokens", _AGAIN),
+    Rule("TQ525", "mlx-cache-non-finite", ERROR, "a value, scale or bias of a token that is held is infinite or NaN",
+         "write the cache again: such rows give wrong text"),
 )  # fmt: skip

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ from tqgguf.formats.fingerprint import Fingerprint
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.stored_codec import StoredCodec
 
+UNKNOWN_TOKEN = -1
+"""Stands for a position whose token a foreign file does not know."""
 SLICE_BYTES = 1 << 22  # of rows that are read at a time: they stay in a core's cache on their way through
 
 
@@ -139,6 +142,32 @@ class Snapshot:
                     f"expected ranges of prompt in order, up to token {len(self.tokens)}, found {first} to {last}"
                 )
             end = last
+        bad = bad_token(self.tokens, self.n_vocab)
+        if bad is not None:
+            raise FormatError(bad.message)
+        for before, layer in pairwise(self.layers):
+            if layer.layer <= before.layer:
+                raise FormatError(f"expected layers in order, each once, found {layer.layer} behind {before.layer}")
+
+
+class BadToken(NamedTuple):
+    """A token that cannot be: where it stands, what was expected in its place, and the whole of it in words."""
+
+    place: int
+    expected: str
+    message: str
+
+
+def bad_token(tokens: NDArray[np.int32], n_vocab: int) -> BadToken | None:
+    """The first token of which no vocabulary of that size (0: any) has the id; None if there is none."""
+    wrong = tokens < UNKNOWN_TOKEN
+    if n_vocab:
+        wrong |= tokens >= n_vocab
+    if not wrong.any():
+        return None
+    i, n = int(np.argmax(wrong)), int(np.count_nonzero(wrong))
+    expected = f"0 to {n_vocab - 1}" if n_vocab else "0 or above"
+    return BadToken(i, expected, f"token {i}: expected an id of {expected}, found {tokens[i]}; {n} in all")
 
 
 def array_bytes(side: SideSnapshot) -> int:

@@ -18,7 +18,7 @@ from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_reader import GGUFFile
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.rules import DefectError
-from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot
+from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot, bad_token
 from tqgguf.formats.snapshot_format import (
     CHECKSUM,
     CHECKSUM_ALGORITHM,
@@ -28,9 +28,6 @@ from tqgguf.formats.snapshot_format import (
     TOKENS,
     side_tensor,
 )
-
-UNKNOWN_TOKEN = -1
-"""Stands for a position whose token a foreign file does not know."""
 
 _FLOAT_DTYPES: dict[str, Any] = {"f32": np.dtype("<u4"), "f16": np.dtype("<u2"), "bf16": np.dtype("<u2")}
 _EXPONENTS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
@@ -94,17 +91,11 @@ def checksum_defects(file: GGUFFile) -> Iterator[DefectError]:
 
 
 def _token_defects(file: GGUFFile, snapshot: Snapshot) -> Iterator[DefectError]:
-    tokens = snapshot.tokens
-    wrong = tokens < UNKNOWN_TOKEN
-    if snapshot.n_vocab:
-        wrong |= tokens >= snapshot.n_vocab
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        expected = f"0 to {snapshot.n_vocab - 1}" if snapshot.n_vocab else "0 or above"
-        message = f"token {i}: expected an id of {expected}, found {tokens[i]}; {int(wrong.sum())} in all"
-        at = file.tensors[TOKENS].offset + 4 * i
+    bad = bad_token(snapshot.tokens, snapshot.n_vocab)
+    if bad is not None:
+        at, found = file.tensors[TOKENS].offset + 4 * bad.place, int(snapshot.tokens[bad.place])
         yield GgufError(
-            "token-range", file.path, message, offset=at, tensor=TOKENS, expected=expected, found=int(tokens[i])
+            "token-range", file.path, bad.message, offset=at, tensor=TOKENS, expected=bad.expected, found=found
         )
 
 

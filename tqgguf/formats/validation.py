@@ -22,6 +22,7 @@ from tqgguf.formats.gguf_reader import GGUFFile
 from tqgguf.formats.gguf_rules import find, judge, judge_layout, judge_types
 from tqgguf.formats.gguf_split import judge_set, shard_paths
 from tqgguf.formats.llama_parse import parse_state
+from tqgguf.formats.llama_row_rules import judge_rows
 from tqgguf.formats.llama_rules import judge_state
 from tqgguf.formats.mapped_file import map_file, release
 from tqgguf.formats.mlx_cache import is_mlx_cache, judge_mlx_cache
@@ -136,7 +137,7 @@ class Validation:
         if not self._found.has_errors(self.path):
             file = read_safetensors(buffer, self.path)
             if is_mlx_cache(file.metadata):
-                self._found.extend(judge_mlx_cache(file))
+                self._found.extend(judge_mlx_cache(file, self.progress))
 
     def _state(self, buffer: Buffer) -> None:
         try:
@@ -147,6 +148,8 @@ class Validation:
         self._found.extend(judge_state(state))
         if failure is not None:
             self._found.report(failure)
+        if not self._found.has_errors(self.path):
+            self._found.extend(judge_rows(state, self.progress))
         if self.model is not None:
             self._found.report(no_fingerprint(self.path))
 

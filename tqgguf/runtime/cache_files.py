@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.snapshot import Snapshot
-from tqgguf.formats.snapshot_data import UNKNOWN_TOKEN
+from tqgguf.formats.snapshot import UNKNOWN_TOKEN, Snapshot
 from tqgguf.formats.snapshot_fit import check_cache, check_model, spec_of
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.formats.snapshot_write import write_snapshot
