@@ -17,7 +17,7 @@ from tiny_models import TinyModel, write_tiny
 
 import tqgguf
 from tqgguf.cli.main import main
-from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 from tqgguf.formats.snapshot_read import open_snapshot
 from tqgguf.runtime.load import load_model
 
@@ -188,3 +188,49 @@ def test_what_no_file_can_hold_and_what_is_another_models_is_refused(tmp_path: P
     path.write_bytes(path.read_bytes()[:-3000])
     with pytest.raises(FormatError, match="truncated"):
         tqgguf.load_prompt_cache(path, loaded)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
+    """A model, and a cache of it that holds PROMPT."""
+    loaded = load_model(write_tiny(tmp_path_factory.mktemp("made") / "m.gguf", TinyModel()))
+    cache = tqgguf.make_prompt_cache(loaded.model, "turbo4", "turbo3")
+    loaded.model(PROMPT[None], cache=cache)
+    return loaded, cache
+
+
+@pytest.mark.parametrize(
+    "tokens", [[-5] * 300, [10**6] * 300, [2**40] * 300, [1.5] * 300, ["a"] * 300, [[1], [1, 2]], [True] * 300, {1, 2}]
+)
+def test_tokens_that_no_file_may_hold_are_refused(tokens: Any, made: Any, tmp_path: Path) -> None:
+    loaded, cache = made
+    with pytest.raises(TqggufError, match="token"):
+        tqgguf.save_prompt_cache(tmp_path / "c.gguf", cache, tokens=tokens, model=loaded)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_cache_is_not_said_to_be_of_a_model_that_has_other_layers(made: Any, tmp_path: Path) -> None:
+    loaded, cache = made
+    wider = load_model(write_tiny(tmp_path / "w.gguf", TinyModel(n_kv_heads=4)))
+    for caches, model, message in (
+        (cache, wider, "KV heads: expected 4 as the model has, found 2"),
+        (cache[:1], loaded, "layers: expected 2 as the model has, found 1"),
+        (cache[::-1], None, "expected layers in order, each once, found 0 behind 1"),
+        (cache, loaded.model, r"model: expected what tqgguf\.load_model gave, found Model"),
+    ):
+        with pytest.raises(TqggufError, match=message):
+            tqgguf.save_prompt_cache(tmp_path / "c.gguf", caches, model=model)
+    assert not (tmp_path / "c.gguf").exists()
+
+
+def test_a_program_writes_over_nothing_but_prompt_caches_whatever_the_name_is_made_of(
+    made: Any, tmp_path: Path
+) -> None:
+    loaded, cache = made
+    (tmp_path / "text").write_text("not to be lost")
+    with pytest.raises(RequestError, match="exists and is no prompt cache, so it is not replaced"):
+        tqgguf.save_prompt_cache(tmp_path / "text", cache)
+    name = os.fsencode(tmp_path / "c.gguf")
+    for _ in range(2):
+        tqgguf.save_prompt_cache(name, cache, tokens=PROMPT, model=loaded)  # type: ignore[arg-type]
+    assert tqgguf.load_prompt_cache(name, loaded, return_tokens=True)[1] == PROMPT.tolist()  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def open_carrier(path: str | os.PathLike[str], foreign: Foreign = Foreign()) -> 
     FormatError: it is damaged, or another kind of file; RequestError: something must be known that it does not say, or
     it is another model's; TqggufError: it cannot be read.
     """
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     carrier = CARRIERS.get(carrier_kind(name))
     # what is no carrier goes to our own reader, whose refusal says what it is
     return open_snapshot(name) if carrier is None else carrier.open(name, foreign)
@@ -85,12 +85,12 @@ def write_carrier(
     RequestError: the kind cannot hold it, or rows would have to be quantised again and that was not asked for;
     TqggufError: the file cannot be written; what it held before is then untouched.
     """
-    CARRIERS[kind].write(os.fspath(path), snapshot, target or Target())
+    CARRIERS[kind].write(os.fsdecode(path), snapshot, target or Target())
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
     """RequestError if `path` is a file that is no prompt cache (a model, a text): it is not to be written over."""
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     if os.path.isfile(name) and os.path.getsize(name) and not _is_carrier(name):
         raise RequestError(
             f"{name}: exists and is no prompt cache, so it is not replaced; delete it, or give another name"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.atomic import replacing
 from tqgguf.formats.checksums import Checksummer, n_entries
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.gguf_types import DEFAULT_ALIGNMENT
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.snapshot import SideSnapshot, Snapshot
@@ -67,7 +67,10 @@ def write_snapshot(path: str | os.PathLike[str], snapshot: Snapshot) -> None:
     """
     import gguf  # lazily: reading needs no writer
 
-    snapshot.check()
+    try:
+        snapshot.check()
+    except FormatError as error:
+        raise FormatError(f"{os.fsdecode(path)}: not written: {error}") from error
     codecs = codecs_of(snapshot)
     parts = [part for part in _parts(snapshot, codecs) if part.n_bytes]
     n_bytes = sum(_padded(part.n_bytes) for part in parts)
