@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from tqgguf.formats.atomic import check_new_folder, check_target, new_folder, replacing
+from tqgguf.formats.atomic import check_new_folder, check_target, new_folder, replacing, replacing_set
 from tqgguf.formats.errors import RequestError, TqggufError
 
 
@@ -93,16 +94,44 @@ def test_a_folder_without_permission_is_refused_at_once(tmp_path: Path, monkeypa
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_living_ones_stays(tmp_path: Path) -> None:
-    orphan, young, living = (tmp_path / f".tqgguf-{name}.tmp" for name in ("a", "b", "c"))
+    orphan, pipe, living = (tmp_path / f".tqgguf-{name}.tmp" for name in "abc")
+    os.mkfifo(pipe)
     with replacing(tmp_path / "other") as held:
         held.rename(living)
-        for path in (orphan, young):
-            path.write_bytes(b"half")
-        for path in (orphan, living):
-            os.utime(path, (0, 0))
+        orphan.write_bytes(b"half")
         write(tmp_path / "file", b"new")
-        assert sorted(os.listdir(tmp_path)) == sorted([young.name, living.name, "file"])
+        assert sorted(os.listdir(tmp_path)) == sorted([pipe.name, living.name, "file"])
         living.rename(held)
+
+
+def test_where_files_cannot_be_locked_only_what_is_a_day_old_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    old, young = (tmp_path / f".tqgguf-{name}.tmp" for name in "ab")
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    write(tmp_path / "file", b"new")
+    assert sorted(os.listdir(tmp_path)) == sorted([young.name, "file"])
+
+
+def test_a_set_appears_when_all_of_it_is_whole(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("first", "second")]
+    paths[0].write_bytes(b"old")
+    with pytest.raises(KeyError), replacing_set(paths) as temporaries:
+        temporaries[1].write_bytes(b"half")
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+    with replacing_set(paths) as temporaries:
+        for temporary in temporaries:
+            temporary.write_bytes(b"new")
+        assert paths[0].read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["first", "second"]
+    assert all(path.read_bytes() == b"new" for path in paths)
 
 
 def test_the_last_of_two_writers_wins(tmp_path: Path) -> None:
@@ -129,11 +158,9 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_folder_that_a_killed_writer_left_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
     orphan, living = (tmp_path / f".tqgguf-{name}.tmp" for name in "ab")
-    (orphan / "inside").mkdir(parents=True)
     with new_folder(tmp_path / "other") as held:
+        (orphan / "inside").mkdir(parents=True)
         held.rename(living)
-        for path in (orphan, living):
-            os.utime(path, (0, 0))
         write(tmp_path / "file", b"new")
         assert sorted(os.listdir(tmp_path)) == sorted([living.name, "file"])
         living.rename(held)

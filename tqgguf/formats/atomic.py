@@ -1,8 +1,9 @@
 """Writing files so that a crash leaves the old file or the new one, whole, and a failure leaves nothing behind.
 
-A temporary sibling is written, flushed to the disk, renamed, and the folder flushed. Two writers of one file do not
+A temporary sibling is written, flushed to the disk, renamed, and the folder flushed. Of a set of files all are written
+before the first is renamed, and the one that makes the others readable comes last. Two writers of one file do not
 disturb each other: the last one to finish wins, whole. What a killed writer left behind goes with the next write into
-that folder. Knows nothing of what is written.
+that folder: a living writer's files are locked. Knows nothing of what is written.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tqgguf.formats.errors import RequestError, TqggufError
@@ -25,8 +26,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _SUFFIX = ".tqgguf-", ".tmp"
-_ORPHAN_SECONDS = 60
-"""Age from which an unlocked temporary file is nobody's: a writer locks its own at once."""
+_ORPHAN_SECONDS = 24 * 3600
+"""Age from which a temporary file is nobody's on a file system that has no locks."""
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -45,7 +46,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
             raise RequestError(f"{path}: the folder {target.parent} does not exist; make it first")
         trial = _temporary(target)
         os.close(_create(trial, 0o666))
-        trial.unlink()
+        trial.unlink(missing_ok=True)  # another writer may have taken it for an orphan
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: cannot be written: {_reason(error)}") from error
     return target
@@ -53,9 +54,11 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 def check_space(path: str, n_bytes: int) -> None:
     """TqggufError where the disk that is to hold `path` has too little room. An older file there is not counted: it
-    goes only once the new one is whole.
+    goes only once the new one is whole. What a killed writer left there goes first.
     """
-    free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
+    folder = Path(os.path.realpath(path)).parent
+    _remove_orphans(folder)
+    free = shutil.disk_usage(folder).free
     if n_bytes > free:
         raise TqggufError(f"{path}: {n_bytes:,} bytes are to be written, and {free:,} are free on that disk")
 
@@ -74,28 +77,58 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     An existing file's permissions are kept. RequestError: as `check_target`. TqggufError: the file could not be written
     (a full disk); whatever ends the block, the temporary file is gone and `path` holds the old file or the new one.
     """
-    target = check_target(path)
-    temporary = _temporary(target)
-    held: int | None = None
+    with replacing_set([path]) as temporaries:
+        yield temporaries[0]
+
+
+@contextlib.contextmanager
+def replacing_set(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
+    """`replacing` for files that belong together, the first of which makes the others readable.
+
+    When the block ends without an error, all are flushed, then renamed, the first last. An older first file goes before
+    that, so that whoever stops in the middle leaves a set without its first, not one of old and new files.
+    """
+    writers: list[_Writer] = []
     try:
-        _remove_orphans(target.parent)
-        kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-        held = _create(temporary, 0o666 if kept is None else kept | stat.S_IWUSR)
-        _lock(held)
-        yield temporary
-        _flush(temporary, os.O_RDWR)
-        if kept is not None:
-            temporary.chmod(kept)
-        os.replace(temporary, target)
-        if os.name == "posix":  # elsewhere folders cannot be opened
-            _flush(target.parent, os.O_RDONLY)
+        for path in paths:
+            writers.append(_Writer(check_target(path)))
+        yield [writer.temporary for writer in writers]
+        for writer in writers:
+            writer.flush()
+        if len(writers) > 1:
+            writers[0].target.unlink(missing_ok=True)
+            _flush_folder(writers[0].target.parent)
+        for writer in reversed(writers):
+            os.replace(writer.temporary, writer.target)
+            _flush_folder(writer.target.parent)
     except OSError as error:
-        raise TqggufError(f"{path}: could not be written: {_reason(error)}") from error
+        raise TqggufError(f"{paths[0]}: could not be written: {_reason(error)}") from error
     finally:
-        if held is not None:
-            os.close(held)
+        for writer in writers:
+            writer.close()
+
+
+class _Writer:
+    """A temporary file beside `target`, locked while it is written."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        _remove_orphans(target.parent)
+        mode = 0o666 if self.kept is None else self.kept | stat.S_IWUSR
+        self.temporary, self.held = _locked(target, lambda path: _create(path, mode))
+
+    def flush(self) -> None:
+        """All of it to the disk, with the permissions that the target has."""
+        _flush(self.temporary, os.O_RDWR)
+        if self.kept is not None:
+            self.temporary.chmod(self.kept)
+
+    def close(self) -> None:
+        if self.held is not None:
+            os.close(self.held)
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            self.temporary.unlink()
 
 
 @contextlib.contextmanager
@@ -106,28 +139,24 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     of it then.
     """
     target = check_new_folder(path)
-    temporary = _temporary(target)
+    temporary: Path | None = None
     held: int | None = None
     try:
         _remove_orphans(target.parent)
-        temporary.mkdir()
-        if os.name == "posix":
-            held = os.open(temporary, os.O_RDONLY)
-            _lock(held)
+        temporary, held = _locked(target, _create_folder)
         yield temporary
         for file in temporary.iterdir():
             _flush(file, os.O_RDWR)
-        if os.name == "posix":
-            _flush(temporary, os.O_RDONLY)
+        _flush_folder(temporary)
         os.replace(temporary, target)  # an empty folder may be there
-        if os.name == "posix":
-            _flush(target.parent, os.O_RDONLY)
+        _flush_folder(target.parent)
     except OSError as error:
         raise TqggufError(f"{path}: could not be written: {_reason(error)}") from error
     finally:
         if held is not None:
             os.close(held)
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_new_folder(path: str | os.PathLike[str]) -> Path:
@@ -147,15 +176,33 @@ def _temporary(target: Path) -> Path:
     return target.with_name(f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
 
 
-def _lock(descriptor: int) -> bool:
-    """Mark a temporary file as a living process's; False if it is another one's."""
+def _locked(target: Path, create: Callable[[Path], int | None]) -> tuple[Path, int | None]:
+    """A temporary file or folder beside `target`, made by `create`, and the descriptor by which it is locked."""
+    while True:
+        temporary = _temporary(target)
+        held = create(temporary)
+        if held is None or (_lock(held) is not False and _is_there(temporary, held)):
+            return temporary, held
+        os.close(held)  # another writer took it for an orphan before it was locked
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Mark a temporary file as a living process's; False if it is another one's, None where there are no locks."""
     if fcntl is None:
-        return True
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # a file system without locks marks nothing
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
     return True
+
+
+def _is_there(path: Path, descriptor: int) -> bool:
+    """Whether the open file still has that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _remove_orphans(folder: Path) -> None:
@@ -164,18 +211,36 @@ def _remove_orphans(folder: Path) -> None:
         return
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime < _ORPHAN_SECONDS:
-                continue
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
-                if _lock(descriptor):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                found = os.fstat(descriptor)
+                locked = _lock(descriptor)
+                if locked or (locked is None and time.time() - found.st_mtime > _ORPHAN_SECONDS):
+                    _remove(path, found.st_mode)
             finally:
                 os.close(descriptor)
 
 
+def _remove(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        shutil.rmtree(path)
+    elif stat.S_ISREG(mode):
+        path.unlink()
+
+
 def _create(path: Path, mode: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+
+
+def _create_folder(path: Path) -> int | None:
+    """Make a folder; its descriptor, where folders have any."""
+    path.mkdir()
+    return os.open(path, os.O_RDONLY) if os.name == "posix" else None
+
+
+def _flush_folder(path: Path) -> None:
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        _flush(path, os.O_RDONLY)
 
 
 def _flush(path: Path, flags: int) -> None:

@@ -6,7 +6,6 @@ of whoever makes them; here they are names, sizes and bytes in pieces.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from tqgguf.formats.atomic import check_space, replacing
+from tqgguf.formats.atomic import check_space, replacing_set
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf_rules import ALIGNMENT_KEY
 from tqgguf.formats.gguf_split import COUNT_KEY, NUMBER_KEY, SHARD_NAME, TENSORS_KEY
@@ -114,7 +113,7 @@ def make_plan(
 
 
 def write_plan(plan: Plan, encode: Encode | None = None, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write the files of a plan; all appear when all are whole, the first last.
+    """Write the files of a plan; they appear when all are whole, the first, without which none can be read, last.
 
     encode: a faster way than numpy's for some types. progress: called with bytes read and bytes there are.
     TqggufError: there is too little room on the disk, or the files cannot be written; EncodeError: a value is not
@@ -131,8 +130,7 @@ def write_plan(plan: Plan, encode: Encode | None = None, progress: Callable[[int
             if progress is not None:
                 progress(done, total)
 
-    with contextlib.ExitStack() as stack:
-        temporaries = [stack.enter_context(replacing(file.path)) for file in plan.files]
+    with replacing_set([file.path for file in plan.files]) as temporaries:
         for planned, temporary in zip(plan.files, temporaries, strict=True):
             with temporary.open("wb") as out:
                 write_gguf(out, planned.entries, _to_write(planned.tensors, pieces), plan.alignment)
