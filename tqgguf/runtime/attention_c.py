@@ -102,11 +102,13 @@ class _Side:
         self.kind = KINDS[view.codec.cache_type]
         self.row_kind = self.kind if view.codec.is_float else _F16
         rows = view.rows.view(mx.uint16) if view.rows.dtype == mx.bfloat16 else view.rows
-        self.arrays = [a for a in (rows, view.codes, view.scales, view.prefix) if a is not None]
+        held = (rows if view.host is None else None, view.codes, view.scales, view.prefix)
+        self.arrays = [a for a in held if a is not None]
 
     def load(self) -> None:
         """After the arrays have been evaluated."""
-        self.rows, *planes = (_with_plain_last_axis(a) for a in self.arrays)
+        planes = [_with_plain_last_axis(a) for a in self.arrays]
+        self.rows = planes.pop(0) if self.view.host is None else self.view.host
         self.planes = planes[:2] if self.view.codes is not None else None
         self.prefix = planes[-1] if self.view.prefix is not None else self.rows
 

@@ -83,7 +83,7 @@ class BlockKVCache(_BaseCache):
         types, rope = self.settings.types, self.settings.rope
         codec = layer_codec(types.of(side), head_dim, side, self.layer)
         if codec.is_float:
-            return FloatSide(codec)
+            return FloatSide(codec, self.reading)
         tiled = side == "v" and self.reading.tiles_values(codec)
         made = BlockSide(codec, types.n_prefix, self.reading, tiled=tiled)
         if side == "k" and types.balance != "off":

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec
@@ -38,6 +39,7 @@ class SideView:
     page_means: f16 [pages, n_kv_heads, head_dim] subtracted from each page before encoding, or None.
     channel_scale: f32 [n_kv_heads, head_dim] multiplied into K before encoding (undone on the query), or None.
     tiled: a page's codes are in the order of `kernels.tiles`, not row by row.
+    host: `rows` as numpy, where a float side has them so: who reads those need not evaluate `rows`.
     """
 
     codec: Codec
@@ -50,6 +52,7 @@ class SideView:
     page_means: mx.array | None = None
     channel_scale: mx.array | None = None
     tiled: bool = False
+    host: NDArray[Any] | None = None
 
     @property
     def first_page(self) -> int:
@@ -68,7 +71,9 @@ class SideView:
         if page <= self.first_page:
             return self
         if self.codec.is_float:
-            return replace(self, rows=self.rows[:, page * PAGE - self.rows_start :], rows_start=page * PAGE)
+            cut = page * PAGE - self.rows_start
+            host = None if self.host is None else self.host[:, cut:]
+            return replace(self, rows=self.rows[:, cut:], host=host, rows_start=page * PAGE)
         cut = page - self.pages_start
         parts = (self.codes, self.scales, self.page_means)
         codes, scales, means = (None if part is None else part[cut:] for part in parts)
@@ -116,6 +121,9 @@ class PageEncoder(Protocol):
 
     def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
         """f16 rows [n_kv_heads, tokens, head_dim] and new ones [1, ...] of any float type after them: f16."""
+
+    def host_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
+        """New rows [1, n_kv_heads, tokens, head_dim] in a float type, by numpy; None where that does not serve."""
 
 
 class Waiting:
@@ -334,17 +342,23 @@ class FloatSide:
     """Every row in its own float type; not paged, but freed in whole pages like blocks."""
 
     codec: Codec
+    encoder: PageEncoder
     first_page: int = 0
     plane: Plane = field(default_factory=lambda: Plane(step=ROW_STEP))
 
     def append(self, new: mx.array) -> SideView:
         """Add rows [1, n_kv_heads, tokens, head_dim]. Returns what this step reads."""
-        dtype = FLOAT_DTYPES[self.codec.cache_type]
-        new = (block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype))[0]
-        self.plane.append(new.swapaxes(0, 1))
-        rows = self.plane.read()
+        written = self.encoder.host_rows(self.codec.cache_type, new)
+        if written is not None:
+            self.plane.append_host(written[0].swapaxes(0, 1))
+        else:
+            dtype = FLOAT_DTYPES[self.codec.cache_type]
+            new = (block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype))[0]
+            self.plane.append(new.swapaxes(0, 1))
+        rows, host = self.plane.read(), self.plane.host
         assert rows is not None
-        return SideView(self.codec, rows.swapaxes(0, 1), self.first_page * PAGE)
+        host = None if host is None else host.swapaxes(0, 1)
+        return SideView(self.codec, rows.swapaxes(0, 1), self.first_page * PAGE, host=host)
 
     def release(self, first_page: int) -> None:
         """Free the rows of the pages before `first_page`."""
@@ -374,7 +388,7 @@ class FloatSide:
 
     def copy(self) -> FloatSide:
         """As `BlockSide.copy`."""
-        return FloatSide(self.codec, self.first_page, self.plane.copy())
+        return FloatSide(self.codec, self.encoder, self.first_page, self.plane.copy())
 
     @property
     def n_heads(self) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
@@ -110,6 +111,10 @@ class Reading(Protocol):
     def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
         """f16 rows [n_kv_heads, tokens, head_dim], or none, and new ones [1, ...] of any float type after them: f16."""
 
+    def host_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
+        """New rows of a float type as numpy, where rows are kept by numpy; else None."""
+        return None
+
     def join_sides(
         self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
     ) -> tuple[mx.array, mx.array]:
@@ -178,8 +183,13 @@ class NumpyReading(Reading):
     def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
         if new.dtype != mx.float32:
             return block_ops.join_rows(tail, new)
-        values = np.clip(np.asarray(new)[0], -block_ops.F16_MAX, block_ops.F16_MAX).astype(np.float16)
+        values = _f16(new)[0]
         return mx.array(values if tail is None else np.concatenate([np.asarray(tail), values], axis=1))
+
+    def host_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
+        if new.dtype != mx.float32 or cache_type == "bf16":
+            return None
+        return _f16(new) if cache_type == "f16" else np.asarray(new)
 
     def load(self, *arrays: mx.array) -> list[Any]:
         mx.eval(arrays)
@@ -233,6 +243,11 @@ class MlxReading(Reading):
 
     def unrotate(self, side: SideView, x: Any) -> Any:
         return block_ops.unrotate(side.codec.rotation, x)
+
+
+def _f16(new: mx.array) -> NDArray[np.float16]:
+    """`block_ops.to_f16` of float32, at once."""
+    return np.clip(np.asarray(new), -block_ops.F16_MAX, block_ops.F16_MAX).astype(np.float16)
 
 
 def _numpy(a: mx.array) -> Any:
