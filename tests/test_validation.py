@@ -13,11 +13,11 @@ from snapshots import carrier_bytes, make_snapshot
 from test_gguf_defects import DAMAGED, array, entry, header, text, u32, u64
 from test_snapshot_defects import SMALL
 from tiny_models import ORACLE_CASES, TinyModel, model_metadata, model_tensors, tiny_gguf
-from unsound_files import TINY, Unsound, calibration, unsound_files, value_at
+from unsound_files import TINY, Unsound, calibration, safetensors, unsound_files, value_at
 
 import tqgguf
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.file_kind import GENERAL_TYPES, FileKind
+from tqgguf.formats.file_kind import GENERAL_TYPES, MAX_SAFETENSORS_HEADER, FileKind
 from tqgguf.formats.finding import MAX_PER_RULE, Finding
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.rules import RULES, DefectError
@@ -249,6 +249,19 @@ def test_findings_stay_few_and_say_how_many_there_are(tmp_path: Path) -> None:
     found = findings(tmp_path, data)
     assert names(found) == ["duplicate-key"] * (MAX_PER_RULE + 1)
     assert found[-1].message == f"and {99 - MAX_PER_RULE} more of this kind"
+
+
+def test_a_name_that_occurs_twice_is_found_among_any_number(tmp_path: Path) -> None:
+    names_ = ",".join(f'"{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in (*range(200_000), 199_999))
+    (finding,) = findings(tmp_path, safetensors({}, text=f"{{{names_}}}".encode()))
+    assert (finding.rule.name, finding.message) == ("safetensors-header", "the name '199999' occurs twice")
+
+
+def test_a_header_beyond_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    data = safetensors({}, text=b'{"a":[' + b"[]," * (MAX_SAFETENSORS_HEADER // 3) + b"[]]}")
+    (finding,) = findings(tmp_path, data)
+    assert finding.rule.name == "safetensors-length"
+    assert "expected a header of at most 16777216 bytes" in finding.message
 
 
 def test_other_files_are_told_as_what_they_are(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ GENERAL_TYPES: Final[dict[str, FileKind]] = {
 
 STATE_MAGICS: Final[dict[bytes, FileKind]] = {b"nsgg": FileKind.SESSION, b"qsgg": FileKind.SEQUENCE}
 
-MAX_SAFETENSORS_HEADER: Final = 100_000_000  # as the safetensors library has it
+MAX_SAFETENSORS_HEADER: Final = 1 << 24
+"""Bytes of JSON, of which a hostile file can make thirty times as much memory. A model with a hundred thousand tensors
+in one file has some 12 MB, a shard a few; the safetensors library goes up to 100 MB.
+"""
 
 
 class OtherFile(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Final
 
 from tqgguf.formats.rules import DefectError
@@ -12,7 +13,11 @@ SHOWN_CHARACTERS: Final = 80  # of a name or value in a message: a damaged file'
 
 def shown(value: object) -> str:
     """A name or value from a file as it stands in a message: on one line, printable, not endless."""
-    text = ascii(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
+    if isinstance(value, str | bytes | list | tuple):
+        value = value[: SHOWN_CHARACTERS + 1]
+    elif isinstance(value, dict):
+        value = dict(islice(value.items(), SHOWN_CHARACTERS))
+    text = ascii(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 

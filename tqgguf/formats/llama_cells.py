@@ -6,6 +6,8 @@ is taken behind which layers begin.
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -79,8 +81,7 @@ def _read_one_by_one(cursor: Cursor, n_cells: int, n_fields: int, where: str) ->
     words = np.frombuffer(cursor.buffer, "<i4", cursor.left // _WORD, begin)
     fixed = 2 + n_fields
     at = 0
-    starts: list[int] = []
-    counts: list[int] = []
+    starts, counts = array("q"), array("i")
     for cell in range(n_cells):
         if at + fixed > len(words):
             cursor.position = begin + at * _WORD
@@ -97,7 +98,7 @@ def _read_one_by_one(cursor: Cursor, n_cells: int, n_fields: int, where: str) ->
         cursor.position = begin + starts[-1] * _WORD
         cursor.need((fixed + counts[-1]) * _WORD, f"the last cell of {where}")
     cursor.position = begin + at * _WORD
-    rows, n_sequences = np.array(starts, np.intp), np.array(counts, np.int32)
+    rows, n_sequences = np.asarray(starts, np.intp), np.asarray(counts, np.int32)
     return Cells(
         words[rows],
         n_sequences,

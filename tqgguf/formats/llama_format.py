@@ -29,6 +29,7 @@ PACKED_VERSION: Final = 1
 
 # Limits: a count above its limit is refused before anything is allocated, whatever the size of the file.
 MAX_ARCHITECTURE_BYTES: Final = 128  # real names have up to 20
+MAX_CELLS: Final = 1 << 24  # of a stream, and of tokens: beyond any context, and their lists stay below a gigabyte
 MAX_STREAMS: Final = 256  # llama.cpp's LLAMA_MAX_SEQ
 MAX_SEQUENCES: Final = 256  # the same
 MAX_LAYERS: Final = 1024  # llama.cpp's LLAMA_MAX_LAYERS is 512

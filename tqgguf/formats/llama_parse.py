@@ -24,6 +24,7 @@ from tqgguf.formats.llama_format import (
     COLUMN_HEADER,
     MAGICS,
     MAX_ARCHITECTURE_BYTES,
+    MAX_CELLS,
     MAX_LAYERS,
     MAX_ROW_BYTES,
     MAX_STREAMS,
@@ -90,6 +91,7 @@ def _tokens(cursor: Cursor) -> tuple[np.ndarray, np.ndarray | None]:
     """The tokens, and the packed list if it is one."""
     at = cursor.position
     n = cursor.u32("the number of tokens")
+    cursor.limit(n, MAX_CELLS, "the number of tokens", at, "state-limit")
     cursor.need(4 * n, f"the {n} tokens", at)
     words = np.frombuffer(cursor.buffer, "<i4", n, cursor.position)
     if not is_packed(words):
@@ -127,7 +129,7 @@ def _memory_begins(cursor: Cursor, version: int) -> bool:
     if cursor.left < 8:
         return False
     n_cells = U32.unpack_from(cursor.buffer, begin + 4)[0]
-    if not 0 < n_cells <= cursor.left // _MIN_CELL_BYTES:
+    if not 0 < n_cells <= min(MAX_CELLS, cursor.left // _MIN_CELL_BYTES):
         return False
     cursor.position += 8
     try:
@@ -160,6 +162,7 @@ def _stream(cursor: Cursor, version: int, name: str, index: int, n_streams: int)
     begin = cursor.position
     where = name if n_streams == 1 else f"{name}, stream {index}"
     n_cells = cursor.u32(f"the number of cells of {where}")
+    cursor.limit(n_cells, MAX_CELLS, f"the number of cells of {where}", begin, "state-limit")
     if not n_cells:
         return Stream(Cells.of_sequence(np.empty(0, np.int32)), offset=begin)
     cells = read_cells(cursor, n_cells, version, where)

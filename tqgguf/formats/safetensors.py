@@ -82,35 +82,30 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
 
 def read_safetensors(buffer: Buffer, name: str) -> SafetensorsFile:
     """The same of a file that is mapped already. DefectError: it breaks its format."""
-    header = _Header(buffer, name, raise_errors)
-    data = memoryview(buffer)[header.data_start :]
-    tensors = {
-        entry.name: SafeTensor(entry.dtype, entry.shape, data[entry.start : entry.end], header.data_start + entry.start)
-        for entry in header.entries
-    }
-    return SafetensorsFile(name, len(buffer), header.metadata, tensors)
+    return _Header(buffer, name, raise_errors).file()
 
 
-def check_safetensors(buffer: Buffer, path: str, report: Report) -> None:
-    """Report all that is wrong with a file."""
+def check_safetensors(buffer: Buffer, path: str, report: Report) -> SafetensorsFile | None:
+    """Report all that is wrong with a file. The file as far as its header could be read; None where it could not."""
     try:
-        _Header(buffer, path, report)
+        return _Header(buffer, path, report).file()
     except DefectError as defect:
         report(defect)
+        return None
 
 
 class _Header:
     """Reads and checks a header: `entries` are those that could be read. What cannot be read past is raised."""
 
     def __init__(self, buffer: Buffer, path: str, report: Report) -> None:
-        self.path, self.report = path, report
+        self.buffer, self.path, self.report = buffer, path, report
         length = int.from_bytes(buffer[:_LENGTH_BYTES], "little")
-        most = min(len(buffer) - _LENGTH_BYTES, MAX_SAFETENSORS_HEADER)
+        left = len(buffer) - _LENGTH_BYTES
+        most = min(left, MAX_SAFETENSORS_HEADER)
         if length > most:
-            beginning = (
-                f"{len(buffer)} bytes" if most < 0 else f"{len(buffer)} bytes that begin with a length of {length}"
-            )
-            message = f"expected a safetensors header, found {beginning}"
+            found = f"{len(buffer)} bytes" if left < 0 else f"{len(buffer)} bytes that begin with a length of {length}"
+            expected = "a safetensors header" if length > left else f"a header of at most {most} bytes"
+            message = f"expected {expected}, found {found}"
             raise self._error("safetensors-length", message, 0, f"at most {max(most, 0)} bytes", f"{length} bytes")
         self.text = buffer[_LENGTH_BYTES : _LENGTH_BYTES + length]
         self.data_start = _LENGTH_BYTES + length
@@ -119,6 +114,14 @@ class _Header:
         self.metadata: Mapping[str, str] = {}
         self.entries = [entry for name, value in self._pairs() for entry in self._entry(name, value)]
         self._cover()
+
+    def file(self) -> SafetensorsFile:
+        data, start = memoryview(self.buffer)[self.data_start :], self.data_start
+        tensors = {
+            entry.name: SafeTensor(entry.dtype, entry.shape, data[entry.start : entry.end], start + entry.start)
+            for entry in self.entries
+        }
+        return SafetensorsFile(self.path, len(self.buffer), self.metadata, tensors)
 
     def _error(
         self, code: str, message: str, at: int, expected: object = None, found: object = None, tensor: str | None = None
@@ -131,9 +134,13 @@ class _Header:
 
         def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
             result = dict(items)
-            if len(result) < len(items):
-                names = [name for name, _ in items]
-                repeated.append(next(name for name in names if names.count(name) > 1))
+            if len(result) < len(items) and not repeated:
+                seen: set[str] = set()
+                for name, _ in items:
+                    if name in seen:
+                        repeated.append(name)
+                        break
+                    seen.add(name)
             return result
 
         try:
@@ -168,7 +175,7 @@ class _Header:
     def _place(self, name: str) -> int:
         """Where a name stands in the file; the header's beginning if it is written in an unusual way."""
         if self._places is None:
-            keys = re.finditer(rb'"((?:[^"\\]|\\.)*)"\s*:', self.text)
+            keys = re.finditer(rb'"((?:[^"\\]++|\\.)*+)"\s*+:', self.text)
             self._places = {}
             for key in keys:
                 self._places.setdefault(key[1], _LENGTH_BYTES + key.start())

@@ -27,7 +27,7 @@ from tqgguf.formats.llama_rules import judge_state
 from tqgguf.formats.mapped_file import map_file, release
 from tqgguf.formats.mlx_cache import is_mlx_cache, judge_mlx_cache
 from tqgguf.formats.rules import DefectError
-from tqgguf.formats.safetensors import check_safetensors, read_safetensors
+from tqgguf.formats.safetensors import check_safetensors
 from tqgguf.formats.snapshot_data import data_defects
 from tqgguf.formats.snapshot_read import read_snapshot
 
@@ -133,11 +133,9 @@ class Validation:
         return files, all(parsed.is_whole for parsed in files)
 
     def _safetensors(self, buffer: Buffer) -> None:
-        check_safetensors(buffer, self.path, self._found.report)
-        if not self._found.has_errors(self.path):
-            file = read_safetensors(buffer, self.path)
-            if is_mlx_cache(file.metadata):
-                self._found.extend(judge_mlx_cache(file, self.progress))
+        file = check_safetensors(buffer, self.path, self._found.report)
+        if file is not None and not self._found.has_errors(self.path) and is_mlx_cache(file.metadata):
+            self._found.extend(judge_mlx_cache(file, self.progress))
 
     def _state(self, buffer: Buffer) -> None:
         try:
