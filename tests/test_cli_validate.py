@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf_builder import build_gguf, write_split
+from gguf_builder import Tensor, build_gguf, write_split
 from llama_builder import build_state
 from test_gguf_defects import two_tensors
 from tiny_models import model_metadata, model_tensors, tiny_gguf
@@ -19,6 +20,11 @@ from unsound_files import TINY, calibration
 
 from tqgguf.cli.main import main
 from tqgguf.formats.belonging import ModelIdentity
+from tqgguf.formats.carriers import open_carrier
+from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.file_kind import FileKind
+from tqgguf.formats.gguf_cursor import Buffer
+from tqgguf.formats.validation import CHECKS, Validation
 
 OVERLAP = two_tensors(second_offset=0)
 
@@ -121,6 +127,8 @@ def test_caches_are_held_against_a_model(folder: Path, capsys: pytest.CaptureFix
     (folder / "other.gguf").write_bytes(calibration(folder))
     (folder / "made.gguf").unlink()
     assert run(capsys, "own.gguf", "-m", "sound.gguf")[0] == 0
+    status, _, err = run(capsys, "own.gguf", "-m", "other.gguf")
+    assert (status, err) == (2, "tqgguf: error: --model other.gguf: expected a model, found a calibration\n")
     status, out, _ = run(capsys, "other.gguf", "--model", "sound.gguf")
     assert status == 1 and "TQ601 other-weights" in out
     status, _, err = run(capsys, "own.gguf", "--model", "overlap.gguf")
@@ -157,6 +165,65 @@ def test_no_mlx_is_brought_in(folder: Path) -> None:
     code += "assert 'mlx' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_exception_that_nobody_expected_is_one_files_own(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(validation: Validation, buffer: Buffer) -> None:
+        raise TypeError("of a rule")
+
+    monkeypatch.setitem(CHECKS, FileKind.SESSION, broken)
+    (folder / "a.session").write_bytes(build_state().data)
+    status, out, err = run(capsys, ".")
+    assert status == 1
+    assert err == "tqgguf: error: ./a.session: TypeError: of a rule (a defect of tqgguf; --debug shows where)\n"
+    assert "TQ101" in out and out.splitlines()[-1].startswith("3 files: 2 sound, 1 not (1 error), 1 could not be read")
+    with pytest.raises(TypeError, match="of a rule"):
+        run(capsys, ".", "--debug")
+
+
+def test_a_folder_that_cannot_be_read_is_told_and_others_are_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "closed").mkdir()
+    real = os.scandir
+
+    def refuse(path: str) -> object:
+        if path.endswith("closed"):  # root, as which tests may run, is refused nothing
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    status, out, err = run(capsys, ".")
+    assert (status, err) == (2, "tqgguf: error: ./closed: cannot be read: Permission denied\n")
+    assert out.splitlines()[-1] == "3 files: 2 sound, 1 not (1 error), 1 could not be read, 1 warning"
+
+
+def test_a_pipe_is_no_file_to_wait_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(folder / "pipe.gguf")
+    for argv in (["validate", "pipe.gguf"], ["inspect", "pipe.gguf"], ["convert", "pipe.gguf", "o.session"],
+                 ["cache", "restore", "pipe.gguf", "-m", "sound.gguf", "-p", "x"]):  # fmt: skip
+        assert main(argv) > 0
+        assert "pipe.gguf: expected a" in capsys.readouterr().err
+    with pytest.raises(TqggufError, match="found a pipe"):
+        open_carrier("pipe.gguf")
+
+
+def test_ctrl_c_within_a_file_does_not_wait_for_its_end(folder: Path) -> None:
+    """A tensor of a terabyte of zeros, which would take many minutes."""
+    n_bytes = 1 << 40
+    data = build_gguf({}, {"t": Tensor((n_bytes // 4,), 0, b"")})
+    with (folder / "large.gguf").open("wb") as file:
+        file.write(data)
+        file.truncate(-(-len(data) // 32) * 32 + n_bytes)
+    command = [sys.executable, "-m", "tqgguf.cli.main", "validate", "overlap.gguf", "large.gguf"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("overlap.gguf: TQ101 ")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
 
 
 def test_ctrl_c_ends_it_quietly(folder: Path) -> None:

@@ -24,6 +24,7 @@ from tqgguf.cli.plan import PlanCommand, plan
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
 from tqgguf.cli.selftest import SelftestCommand, selftest
+from tqgguf.cli.unexpected import unexpected
 from tqgguf.cli.validate import ValidateCommand, validate
 from tqgguf.cli.verb import ExamplesCommand, write_examples
 from tqgguf.cli.version import print_version
@@ -152,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _fail(f"{type(error).__name__}: {error} (a defect of tqgguf; --debug shows where)", 1)
+        return _fail(unexpected(error), 1)
 
 
 def _fail(message: str, status: int) -> int:

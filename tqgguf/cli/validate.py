@@ -50,4 +50,4 @@ def validate(
     """
     from tqgguf.cli import validate_command  # lazily: --help need not wait for numpy
 
-    raise typer.Exit(validate_command.validate(files, model, strict, threads, json_output))
+    raise typer.Exit(validate_command.validate(files, model, strict, threads, json_output, debug))

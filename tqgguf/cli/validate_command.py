@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tqgguf.cli.progress import ProgressLine, say
+from tqgguf.cli.unexpected import unexpected
 from tqgguf.formats.belonging import ModelIdentity
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.file_search import find_files, group_sets
@@ -19,19 +20,19 @@ from tqgguf.formats.validation_files import Outcome, validate_files
 SOUND, UNSOUND, UNREADABLE = 0, 1, 2
 
 
-def validate(files: Sequence[str], model: str | None, strict: bool, threads: int, json_output: bool) -> int:
-    """Look through files and folders, print, and return the exit status."""
+def validate(
+    files: Sequence[str], model: str | None, strict: bool, threads: int, json_output: bool, debug: bool = False
+) -> int:
+    """Look through files and folders, print, and return the exit status. debug: at last, raise the unexpected."""
     identity = None if model is None else _identity(model)
     outcomes: list[Outcome] = []
     paths: list[str] = []
     for file in files:
-        try:
-            found = list(find_files(file))
-            if not found:
-                raise TqggufError(f"{file}: no file of a kind known here is in this folder")
-        except TqggufError as error:
-            outcomes.append(_tell(Outcome((file,), (), error), json_output))
-            continue
+        errors: list[TqggufError] = []
+        found = list(find_files(file, errors.append))
+        if not found and not errors:
+            errors.append(TqggufError(f"{file}: no file of a kind known here is in this folder"))
+        outcomes += [_tell(Outcome((file,), (), error), json_output) for error in errors]
         paths += found
     line = ProgressLine("validating", "bytes", quiet=len(paths) == 0)
     looking = validate_files(group_sets(paths), identity, line.update, threads if threads > 0 else None)
@@ -47,9 +48,13 @@ def validate(files: Sequence[str], model: str | None, strict: bool, threads: int
         sys.stdout.write(json.dumps([_as_json(finding) for finding in findings], indent=2) + "\n")
     else:
         print(_summary(outcomes))
-    if any(outcome.error is not None for outcome in outcomes):
+    failures = [outcome.error for outcome in outcomes if outcome.error is not None]
+    ours = [error for error in failures if not isinstance(error, TqggufError)]
+    if ours and debug:
+        raise ours[0]
+    if len(failures) > len(ours):
         return UNREADABLE
-    return UNSOUND if any(finding.is_error or strict for finding in findings) else SOUND
+    return UNSOUND if ours or any(finding.is_error or strict for finding in findings) else SOUND
 
 
 def _identity(model: str) -> ModelIdentity:
@@ -61,8 +66,10 @@ def _identity(model: str) -> ModelIdentity:
 
 def _tell(outcome: Outcome, json_output: bool) -> Outcome:
     """Print what is not kept for the JSON array."""
-    if outcome.error is not None:
+    if isinstance(outcome.error, TqggufError):
         say(f"error: {' '.join(str(outcome.error).split())}")
+    elif outcome.error is not None:
+        say(f"error: {outcome.paths[0]}: {' '.join(unexpected(outcome.error).split())}")
     if not json_output:
         for finding in outcome.findings:
             print(_as_line(finding))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tqgguf.formats.file_kind import FileKind
+from tqgguf.formats.errors import FormatError
+from tqgguf.formats.file_kind import FileKind, gguf_kind
 from tqgguf.formats.fingerprint import KEYS, Fingerprint, fingerprint_folder, fingerprint_gguf, read_fingerprint
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
@@ -42,10 +43,13 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> ModelIdentity:
-        """Of a GGUF (any shard) or an MLX folder. TqggufError: it is damaged or cannot be read."""
+        """Of a GGUF (any shard) or an MLX folder. TqggufError: it is damaged, no model, or cannot be read."""
         if Path(path).is_dir():
             return cls(readable(path), fingerprint_folder(path))
         with open_gguf(path) as file:
+            kind = gguf_kind(file.metadata.get, file.tensors)
+            if kind is not FileKind.MODEL:
+                raise FormatError(f"{file.path}: expected a model, found a {kind.value}")
             return cls(readable(path), fingerprint_gguf(file))
 
 

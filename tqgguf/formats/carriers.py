@@ -19,6 +19,7 @@ from tqgguf.formats.llama_format import Kind
 from tqgguf.formats.llama_import import ImportOptions, import_llama_state, outline_of_state
 from tqgguf.formats.llama_reader import open_llama_state
 from tqgguf.formats.llama_write import write_llama_state
+from tqgguf.formats.mapped_file import read_head
 from tqgguf.formats.mlx_cache import is_mlx_cache, read_mlx_cache
 from tqgguf.formats.mlx_export import MlxExportOptions, write_mlx_cache
 from tqgguf.formats.mlx_import import MlxImportOptions, import_mlx_cache, outline_of_mlx_cache
@@ -98,15 +99,14 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
 
 
 def _is_carrier(path: str) -> bool:
-    with open(path, "rb") as file:
-        kind = kind_by_head(file.read(HEAD_BYTES))
     try:
+        kind = head_kind(path)
         if kind is FileKind.GGUF:
             with open_gguf(path) as found:
                 return is_snapshot(found)
         if kind is FileKind.SAFETENSORS:
             return is_mlx_cache(open_safetensors(path).metadata)
-    except TqggufError:  # damaged: whose it was cannot be told
+    except TqggufError:  # damaged, or not to be read: whose it is cannot be told
         return False
     return kind in CARRIERS
 
@@ -119,11 +119,7 @@ def carrier_kind(path: str) -> FileKind:
 
 def head_kind(path: str) -> FileKind | None:
     """`kind_by_head` of a file. TqggufError: it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return kind_by_head(file.read(HEAD_BYTES))
-    except OSError as error:
-        raise TqggufError(f"{path}: cannot be opened: {error.strerror or error}") from error
+    return kind_by_head(read_head(path, HEAD_BYTES, "a file"))
 
 
 def _open_llama(path: str, foreign: Foreign) -> Snapshot:

@@ -7,13 +7,13 @@ chunk of it up to the checksums, and last of the entries before.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.cores import cores
+from tqgguf.formats.finite import no_progress
+from tqgguf.formats.ordered_work import in_order
 from tqgguf.formats.snapshot_format import CHUNK_BYTES
 
 
@@ -50,19 +50,26 @@ class Checksummer:
         self._open, self._length = 0, 0
 
 
-def damaged(file: memoryview, data_start: int, n_bytes: int, entries: NDArray[np.uint32]) -> Iterator[tuple[int, int]]:
+def damaged(
+    file: memoryview,
+    data_start: int,
+    n_bytes: int,
+    entries: NDArray[np.uint32],
+    progress: Callable[[int], None] = no_progress,
+) -> Iterator[tuple[int, int]]:
     """Byte ranges of `file` whose checksum is another than `entries` says; `n_entries(n_bytes)` of them are there.
 
-    The entries' own range is not known here: (-1, -1) stands for it.
+    The entries' own range is not known here: (-1, -1) stands for it. progress: called with bytes that were looked at.
     """
     if zlib.crc32(entries[:-1].tobytes()) != entries[-1]:
         yield -1, -1
     if zlib.crc32(file[:data_start]) != entries[0]:
         yield 0, data_start
-    starts = range(data_start, data_start + n_bytes, CHUNK_BYTES)
-    ends = [min(start + CHUNK_BYTES, data_start + n_bytes) for start in starts]
-    with ThreadPoolExecutor(cores()) as pool:  # zlib lets other threads run
-        found = pool.map(lambda start, end: zlib.crc32(file[start:end]), starts, ends)
-        for start, end, expected, checksum in zip(starts, ends, entries[1:-1], found, strict=True):
-            if checksum != expected:
-                yield start, end
+    end = data_start + n_bytes
+    starts = range(data_start, end, CHUNK_BYTES)
+    found = in_order(lambda start: zlib.crc32(file[start : min(start + CHUNK_BYTES, end)]), starts)  # without the GIL
+    for start, expected, checksum in zip(starts, entries[1:-1], found, strict=True):
+        stop = min(start + CHUNK_BYTES, end)
+        if checksum != expected:
+            yield start, stop
+        progress(stop - start)

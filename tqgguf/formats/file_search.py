@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.file_kind import kind_by_head
 from tqgguf.formats.gguf_split import SHARD_NAME
+from tqgguf.formats.mapped_file import read_head
 
 SUFFIXES: Final = (".gguf", ".safetensors")
 """Names of files that are to be of a known kind: where they are not, that is worth telling."""
@@ -16,14 +17,18 @@ SUFFIXES: Final = (".gguf", ".safetensors")
 _SNIFFED_BYTES: Final = 16
 
 
-def find_files(path: str) -> Iterator[str]:
+def find_files(path: str, report: Callable[[TqggufError], None]) -> Iterator[str]:
     """`path` itself if it is no folder; else the files below it that are of a known kind, in the order of their names.
-    Links to folders are not followed. TqggufError: a folder cannot be read.
+    Links to folders are not followed. report: takes the error of each folder that cannot be read; the search goes on.
     """
+
+    def unreadable(error: OSError) -> None:
+        report(TqggufError(f"{error.filename}: cannot be read: {error.strerror or error}"))
+
     if not os.path.isdir(path):
         yield path
         return
-    for folder, folders, names in os.walk(path, onerror=_refuse):
+    for folder, folders, names in os.walk(path, onerror=unreadable):
         folders.sort()
         for name in sorted(names):
             file = os.path.join(folder, name)
@@ -41,15 +46,10 @@ def group_sets(paths: Iterable[str]) -> list[list[str]]:
 
 
 def _is_known(path: str) -> bool:
-    if not os.path.isfile(path):
+    if not os.path.isfile(path):  # opening a device may do something
         return False
     try:
-        with open(path, "rb") as file:
-            head = file.read(_SNIFFED_BYTES)
-            return len(head) == _SNIFFED_BYTES and kind_by_head(head) is not None
-    except OSError:
+        head = read_head(path, _SNIFFED_BYTES, "a file")
+        return len(head) == _SNIFFED_BYTES and kind_by_head(head) is not None
+    except TqggufError:
         return False  # it has not the name of such a file either
-
-
-def _refuse(error: OSError) -> None:
-    raise TqggufError(f"{error.filename}: cannot be read: {error.strerror or error}") from error

@@ -17,7 +17,7 @@ from tqgguf.formats.inspection_cache import calibration_facts, snapshot_facts, s
 from tqgguf.formats.inspection_facts import DEFAULT_CONTEXT, FileSize, Inspection, MetadataValue, TensorLine, kv_costs
 from tqgguf.formats.inspection_folder import inspect_folder, inspect_safetensors
 from tqgguf.formats.inspection_model import model_facts
-from tqgguf.formats.mapped_file import map_file, release
+from tqgguf.formats.mapped_file import read_head
 
 KNOWN_KINDS = (
     "a GGUF (a model or any shard of one, a snapshot, a calibration), a llama.cpp session or sequence file, a "
@@ -33,7 +33,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     name = os.fsdecode(path)
     if os.path.isdir(name):
         return inspect_folder(name)
-    head = _head(name)
+    head = read_head(name, HEAD_BYTES, KNOWN_KINDS)
     kind = kind_by_head(head)
     if kind is FileKind.GGUF:
         with open_gguf(name) as file:
@@ -45,14 +45,6 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     facts, notes = state_facts(name)
     container = f"llama.cpp {facts.kind} file, version {facts.version}"
     return Inspection(name, kind, container, (_size(name),), facts, notes=notes)
-
-
-def _head(path: str) -> bytes:
-    buffer = map_file(path, KNOWN_KINDS)
-    try:
-        return bytes(buffer[:HEAD_BYTES])
-    finally:
-        release(buffer)
 
 
 def _size(path: str) -> FileSize:

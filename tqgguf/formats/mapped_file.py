@@ -19,20 +19,38 @@ def map_file(path: str, expected: str) -> Buffer:
 
     expected: what the file is to be, for messages. TqggufError: it is not there, not a regular file, or not readable.
     """
+    descriptor = _open_regular(path, expected)
+    try:
+        size = os.fstat(descriptor).st_size
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if size else b""
+    except (OSError, ValueError) as error:
+        raise TqggufError(f"{path}: cannot be mapped into memory: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def read_head(path: str, n_bytes: int, expected: str) -> bytes:
+    """The first bytes of a regular file, fewer if it is shorter. Arguments and errors as `map_file`."""
+    descriptor = _open_regular(path, expected)
+    try:
+        return os.read(descriptor, n_bytes)
+    except OSError as error:
+        raise TqggufError(f"{path}: cannot be read: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _open_regular(path: str, expected: str) -> int:
     try:
         # without O_NONBLOCK, opening a FIFO would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         raise TqggufError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise TqggufError(f"{path}: expected {expected}, found {_kind(status.st_mode)}")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if status.st_size else b""
-    except (OSError, ValueError) as error:
-        raise TqggufError(f"{path}: cannot be mapped into memory: {error}") from error
-    finally:
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        raise TqggufError(f"{path}: expected {expected}, found {_kind(mode)}")
+    return descriptor
 
 
 def _kind(mode: int) -> str:

@@ -5,7 +5,7 @@ Structure is `snapshot_read`'s, which comes first. Data is streamed in slices of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tqgguf.formats.balance import SCALE_LIMITS
 from tqgguf.formats.checksums import damaged, n_entries
 from tqgguf.formats.codec import Side
+from tqgguf.formats.finite import no_progress
 from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_reader import GGUFFile
 from tqgguf.formats.kv_size import SIDES
@@ -33,11 +34,13 @@ _FLOAT_DTYPES: dict[str, Any] = {"f32": np.dtype("<u4"), "f16": np.dtype("<u2"),
 _EXPONENTS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}
 
 
-def data_defects(file: GGUFFile, snapshot: Snapshot | None) -> Iterator[DefectError]:
+def data_defects(
+    file: GGUFFile, snapshot: Snapshot | None, progress: Callable[[int], None] = no_progress
+) -> Iterator[DefectError]:
     """What is wrong with the data, in the order of the file; without a snapshot, whose structure was not sound, only
-    what checksums say.
+    what checksums say. progress: called with bytes whose checksums were looked at, and with 0 on the way through rows.
     """
-    yield from checksum_defects(file)
+    yield from checksum_defects(file, progress)
     if snapshot is None:
         return
     yield from _token_defects(file, snapshot)
@@ -45,10 +48,10 @@ def data_defects(file: GGUFFile, snapshot: Snapshot | None) -> Iterator[DefectEr
         for side in SIDES:
             yield from _part_defects(file, layer, side)
             yield from _tail_defects(file, layer, side)
-            yield from _row_defects(file, layer, side)
+            yield from _row_defects(file, layer, side, progress)
 
 
-def checksum_defects(file: GGUFFile) -> Iterator[DefectError]:
+def checksum_defects(file: GGUFFile, progress: Callable[[int], None] = no_progress) -> Iterator[DefectError]:
     """Holds every byte before the checksums against them."""
     path = file.path
     kind = file.metadata.get(f"{CHECKSUM}algorithm"), file.metadata.get(f"{CHECKSUM}chunk")
@@ -77,7 +80,7 @@ def checksum_defects(file: GGUFFile) -> Iterator[DefectError]:
     if any(behind) or len(behind) >= file.alignment:
         message = f"expected zero bytes up to a multiple of {file.alignment} behind the checksums, found others"
         yield GgufError("checksum", path, message, offset=info.offset + entries.nbytes, tensor=CHECKSUMS)
-    for first, end in damaged(content, start, n_bytes, entries):
+    for first, end in damaged(content, start, n_bytes, entries, progress):
         if first < 0:
             first, end, names = info.offset, info.offset + 4 * len(entries), CHECKSUMS
         else:
@@ -140,7 +143,9 @@ def _tail_defects(file: GGUFFile, layer: LayerSnapshot, side: Side) -> Iterator[
         yield _defect(file, "part-value", layer, side, "prefix", 2 * i, message)
 
 
-def _row_defects(file: GGUFFile, layer: LayerSnapshot, side: Side) -> Iterator[DefectError]:
+def _row_defects(
+    file: GGUFFile, layer: LayerSnapshot, side: Side, progress: Callable[[int], None]
+) -> Iterator[DefectError]:
     held = layer.side(side)
     yield from _prefix_defects(file, layer, side, held)
     n_bytes = held.rows.shape[1] * held.rows.shape[2]
@@ -154,6 +159,7 @@ def _row_defects(file: GGUFFile, layer: LayerSnapshot, side: Side) -> Iterator[D
             yield _defect(file, "block-scale", layer, side, "rows", token * n_bytes + at, message)
             return  # one for each tensor: a damaged one may have millions
         token += len(rows)
+        progress(0)
 
 
 def _prefix_defects(file: GGUFFile, layer: LayerSnapshot, side: Side, held: SideSnapshot) -> Iterator[DefectError]:

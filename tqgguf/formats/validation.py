@@ -14,6 +14,7 @@ from tqgguf.formats.belonging import ModelIdentity, judge_belonging, no_fingerpr
 from tqgguf.formats.calibration import calibration_defects
 from tqgguf.formats.file_kind import HEAD_BYTES, FileKind, found_instead, gguf_kind, kind_by_head
 from tqgguf.formats.finding import EnoughError, Finding, Findings
+from tqgguf.formats.finite import no_progress
 from tqgguf.formats.gguf_cursor import Buffer
 from tqgguf.formats.gguf_data_rules import judge_data
 from tqgguf.formats.gguf_model_rules import judge_metadata, judge_tensors
@@ -47,15 +48,11 @@ def validate(
     return Validation(os.fsdecode(path), identity).findings()
 
 
-def _no_progress(n_bytes: int) -> None:
-    pass
-
-
 class Validation:
     """Looks through one file, or one set of shards. progress: called with numbers of bytes that were looked at."""
 
     def __init__(
-        self, path: str, model: ModelIdentity | None = None, progress: Callable[[int], None] = _no_progress
+        self, path: str, model: ModelIdentity | None = None, progress: Callable[[int], None] = no_progress
     ) -> None:
         self.path = path
         self.model = model
@@ -109,7 +106,7 @@ class Validation:
         if not any(found.has_errors(path) for path in self.paths):
             with GGUFFile(self.path, self.paths, list(self._buffers), files) as file:
                 if kind in KINDS_OF_GGUF:
-                    KINDS_OF_GGUF[kind](file, found)
+                    KINDS_OF_GGUF[kind](file, found, self.progress)
                 if self.model is not None:
                     found.extend(judge_belonging(kind, file, self.model))
 
@@ -160,15 +157,15 @@ def _kind(files: list[ParsedGguf]) -> FileKind:
     return gguf_kind(value_of, (tensor.name for parsed in files for tensor in parsed.tensors))
 
 
-def _snapshot(file: GGUFFile, found: Findings) -> None:
+def _snapshot(file: GGUFFile, found: Findings, progress: Callable[[int], None]) -> None:
     snapshot = read_snapshot(file, found.report)
     if len(file.paths) > 1:
         return
     # rows that layers share by mistake would be read once for each of them
-    found.extend(data_defects(file, None if found.has_errors(file.path) else snapshot))
+    found.extend(data_defects(file, None if found.has_errors(file.path) else snapshot, progress))
 
 
-def _calibration(file: GGUFFile, found: Findings) -> None:
+def _calibration(file: GGUFFile, found: Findings, progress: Callable[[int], None]) -> None:
     found.extend(calibration_defects(file))
 
 
@@ -180,7 +177,7 @@ CHECKS: Final[dict[FileKind, Callable[[Validation, Buffer], None]]] = {
 }
 """How a file is looked through, by the kind that its first bytes say."""
 
-KINDS_OF_GGUF: Final[dict[FileKind, Callable[[GGUFFile, Findings], None]]] = {
+KINDS_OF_GGUF: Final[dict[FileKind, Callable[[GGUFFile, Findings, Callable[[int], None]], None]]] = {
     FileKind.SNAPSHOT: _snapshot,
     FileKind.CALIBRATION: _calibration,
 }

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from tqgguf.formats.belonging import ModelIdentity
 from tqgguf.formats.cores import cores
-from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.finding import Finding
 from tqgguf.formats.validation import Validation
 
@@ -21,12 +20,12 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Outcome:
     """What became of one file, or of a set of shards: paths that were looked at, what was found, or why it could not be
-    read.
+    read. error: a TqggufError says that; any other exception is a defect of the validator.
     """
 
     paths: tuple[str, ...]
     findings: tuple[Finding, ...]
-    error: TqggufError | None = None
+    error: Exception | None = None
 
 
 def validate_files(
@@ -35,7 +34,7 @@ def validate_files(
     """The outcomes of files in their order, as soon as each and all before it are there.
 
     groups: shards of one set together, see `file_search.group_sets`; such files are not looked at twice. n_threads: by
-    default as many as there are cores. When the iterator is closed early, running threads end at the next tensor.
+    default as many as there are cores. When the iterator is closed early, running threads end within some megabytes.
     """
     total = _Total(sum(_size(path) for group in groups for path in group), progress)
     with ThreadPoolExecutor(n_threads or cores()) as pool:
@@ -55,10 +54,14 @@ def _outcomes(group: Sequence[str], model: ModelIdentity | None, total: _Total) 
         if os.path.abspath(path) in seen:
             continue
         validation = Validation(path, model, total.add)
+        findings: list[Finding] = []
+        error: Exception | None = None
         try:
-            findings, error = validation.findings(), None
-        except TqggufError as failure:
-            findings, error = [], failure
+            findings = validation.findings()
+        except _StoppedError:
+            raise
+        except Exception as failure:  # of this file: others are still looked at
+            error = failure
         seen |= {os.path.abspath(each) for each in validation.paths}
         outcomes.append(Outcome(validation.paths, tuple(findings), error))
     return outcomes
