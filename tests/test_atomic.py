@@ -67,17 +67,27 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 def test_what_can_be_no_target_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
     for path, said in (
         (tmp_path, "expected the name of a file to write, found a folder"),
         (Path(os.devnull), "found a device or a pipe"),
         (tmp_path / "none" / "file", "does not exist; make it first"),
         (tmp_path / "file" / "inside", "does not exist; make it first"),
+        (tmp_path / "circle", "found a link that leads nowhere"),
         (tmp_path / "a\0b", "cannot be written"),
         (tmp_path / ("n" * 300), "cannot be written"),
     ):
         with pytest.raises(RequestError, match=said):
             check_target(path)
-    assert os.listdir(tmp_path) == ["file"]
+    assert sorted(os.listdir(tmp_path)) == ["circle", "file"]
+
+
+def test_a_pipe_with_a_temporary_files_name_is_nobodys_orphan(tmp_path: Path) -> None:
+    pipe = tmp_path / ".tqgguf-a.tmp"
+    os.mkfifo(pipe)
+    os.utime(pipe, (0, 0))
+    write(tmp_path / "file", b"new")
+    assert sorted(os.listdir(tmp_path)) == [pipe.name, "file"]
 
 
 def test_a_folder_without_permission_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     """
     try:
         target = Path(os.path.realpath(path))
+        if target.is_symlink():  # after realpath: links in a circle
+            raise RequestError(f"{path}: expected the name of a file to write, found a link that leads nowhere")
         mode = target.stat().st_mode if target.exists() else stat.S_IFREG
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
