@@ -131,13 +131,13 @@ def test_every_barrier_of_decode_attention_is_needed(which: int, monkeypatch: py
         monkeypatch.setattr(Kernel, "header", lambda self, family: without(headers(self, family), which - n_in_body))
     from emulator import exporter
 
-    for cached in (exporter._text, exporter.mlx_kernel):
+    for cached in (exporter._text, exporter.metal_kernel):
         cached.cache_clear()
     try:
         outcomes = failures(selftest.attention_cases(reading(), 256, "turbo4", "turbo4", (ONE_ROW,)))
         assert "race" in (outcomes[0].problem or "") or "unwritten" in (outcomes[0].problem or "")
     finally:
-        for cached in (exporter._text, exporter.mlx_kernel):
+        for cached in (exporter._text, exporter.metal_kernel):
             cached.cache_clear()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from tqgguf.runtime.kernels.launch import Kernel, Template, Threads, call_arguments, mlx_kernel
+from tqgguf.runtime.kernels.launch import Kernel, Template, Threads, call_arguments, metal_kernel
 
 SMALL = 8  # elements below which Metal takes an input for `constant`
 
@@ -40,14 +40,14 @@ def _text(
     simdgroups: int,
     dtypes: tuple[mx.Dtype, ...],
 ) -> str:
-    made = mlx_kernel("metal", kernel)
+    made = metal_kernel(kernel)
     arrays = [mx.zeros((size,), dtype=dtype) for size, dtype in shapes]
 
     def call(*given: mx.array) -> list[mx.array]:
-        named = dict(zip(kernel.inputs, given, strict=True))
         threads = Threads((1, 1, 1), simdgroups)
-        arguments = call_arguments(kernel, named, template, threads, [((SMALL,), dtype) for dtype in dtypes])
-        return made(**arguments, verbose=True)
+        constants = (*template, ("SIMDGROUPS", simdgroups))
+        arguments = call_arguments(constants, threads, [((SMALL,), dtype) for dtype in dtypes])
+        return made(inputs=list(given), **arguments, verbose=True)
 
     with tempfile.TemporaryDirectory() as folder:
         printed = _printed_by(lambda: mx.export_function(os.path.join(folder, "kernel.mlxfn"), call, *arrays))

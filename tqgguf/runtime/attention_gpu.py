@@ -16,7 +16,7 @@ import mlx.core as mx
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime.kernels.decode_attention import attend_blocks
 from tqgguf.runtime.kernels.launch import Launcher
-from tqgguf.runtime.kernels.pages import decode_rows, encode_pages, join_rows
+from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
@@ -82,8 +82,7 @@ class KernelReading(MlxReading):
         if side.codec.is_float or not is_supported(side.codec) or dtype not in _QUERY_TYPES:
             return super().dequantise(side, offset, dtype)
         coded_end = max(offset // PAGE, side.pages_start) * PAGE
-        own = (coded_end, side.rows_start + side.rows.shape[1])
-        return decode_rows(self.launcher, side, side.pages_start * PAGE, coded_end, own=own, dtype=dtype)
+        return decode_all(self.launcher, side, coded_end, dtype)
 
     def answer(
         self,
@@ -111,7 +110,7 @@ class KernelReading(MlxReading):
             parts = [
                 attend_blocks(
                     self.launcher,
-                    q[0, :, lo - offset : hi - offset],
+                    q if len(pages) == 1 else q[:, :, lo - offset : hi - offset],
                     k,
                     v,
                     offset=lo,
@@ -121,7 +120,7 @@ class KernelReading(MlxReading):
                 )
                 for lo, hi in pages
             ]
-            out = (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1))[None]
+            out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         else:
             out = self._attend_decoded(q, k, v, offset, scale, window, sinks)
         if reads is not None:

@@ -25,7 +25,7 @@ from tqgguf.runtime import hook
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv_balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv_settings import N_SCALARS, LayerSettings, is_whole, layer_codec
-from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView
+from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView, Waiting
 from tqgguf.runtime.planes import Plane
 from tqgguf.runtime.readings import Reading
 from tqgguf.runtime.rope_layout import rope_layouts
@@ -78,6 +78,7 @@ class BlockKVCache(_BaseCache):
         self.channel_scale = None if channel_scale is None else checked_scale(channel_scale, f"layer {self.layer}")
         self.offset = 0
         self.sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
+        self._last_kind: Any = None
 
     def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
         types, rope = self.settings.types, self.settings.rope
@@ -105,7 +106,7 @@ class BlockKVCache(_BaseCache):
         step = self.update(keys, values)
         fetched = []
         for view, new in zip((step.k, step.v), (keys, values), strict=True):
-            lazy = hook.LazyKV(self.reading.dequantise(view, step.offset, new.dtype)[None])
+            lazy = hook.LazyKV(self.reading.dequantise(view, step.offset, new.dtype))
             lazy.step = step
             fetched.append(lazy)
         return fetched[0], fetched[1]
@@ -117,6 +118,9 @@ class BlockKVCache(_BaseCache):
         strict; EncodeError: a full page holds NaN. A cache that raised is as it was.
         """
         self._check_rows(keys, values)
+        step = self._grow(keys, values)
+        if step is not None:
+            return step
         self._settle()
         if self.sides is None:
             sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
@@ -130,24 +134,50 @@ class BlockKVCache(_BaseCache):
         if self.keeps_pages and self.window is not None:
             first = self._first_needed(self.offset)
             k, v = k.starting_at(first), v.starting_at(first)
-        step = hook.Step(
-            k,
-            v,
-            layer=self.layer,
-            offset=self.offset,
-            n_rows=n_rows,
-            window=self.window,
-            reading=self.reading,
-            usage=self.usage,
-            own_from_blocks=not self.settings.has_tail,
-            scale=_open_scale(sides[0]),
-            waiting=sides[0].waiting if isinstance(sides[0], BlockSide) else None,
-        )
+        waiting = sides[0].waiting if isinstance(sides[0], BlockSide) else None
+        step = self._step(k, v, n_rows, _open_scale(sides[0]), waiting)
         step.open()
         self.sides = sides
         self.offset += n_rows
         self._release()
         return step
+
+    def _grow(self, keys: mx.array, values: mx.array) -> hook.Step | None:
+        """The step of rows that only make the tails longer, as most steps of decoding do; None for others."""
+        if self.sides is None or not self.settings.has_tail:
+            return None
+        n_rows = keys.shape[2]
+        k_side, v_side = self.sides
+        if not (isinstance(k_side, BlockSide) and isinstance(v_side, BlockSide) and k_side.can_grow(n_rows)):
+            return None
+        if self.window is not None and self._first_needed(self.offset) > k_side.first_page:
+            return None
+        k_rows, v_rows = self.reading.join_sides((k_side.tail, v_side.tail), (keys, values))
+        step = self._step(k_side.grown(k_rows), v_side.grown(v_rows), n_rows, _open_scale(k_side), None)
+        step.open()
+        k_side.take(k_rows)
+        v_side.take(v_rows)
+        self.offset += n_rows
+        if self.window is not None:
+            self._release()
+        return step
+
+    def _step(
+        self, k: SideView, v: SideView, n_rows: int, scale: ChannelScale | None, waiting: Waiting | None
+    ) -> hook.Step:
+        return hook.Step(
+            k,
+            v,
+            self.layer,
+            self.offset,
+            n_rows,
+            self.window,
+            self.reading,
+            self.usage,
+            own_from_blocks=not self.settings.has_tail,
+            scale=scale,
+            waiting=waiting,
+        )
 
     def _settle(self) -> None:
         """Encode what waits for queries with those that there were: none will come any more."""
@@ -155,6 +185,17 @@ class BlockKVCache(_BaseCache):
             self.sides[0].waiting.view()
 
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
+        kind = _kind(keys, values)
+        if kind is None or kind != self._last_kind:
+            self._check_other_rows(keys, values)
+            self._last_kind = kind
+        if not self.settings.has_tail and self.offset % PAGE:
+            raise RequestError(
+                f"layer {self.layer}: a cache without a tail takes whole pages until its last step, "
+                f"it holds {self.offset} tokens"
+            )
+
+    def _check_other_rows(self, keys: mx.array, values: mx.array) -> None:
         held = self.sides or (None, None)
         for name, rows, side in zip("KV", (keys, values), held, strict=True):
             where = f"layer {self.layer}, {name}"
@@ -173,11 +214,6 @@ class BlockKVCache(_BaseCache):
         if keys.shape[:3] != values.shape[:3]:
             found = f"{keys.shape} and {values.shape}"
             raise RequestError(f"layer {self.layer}: expected K and V of as many heads and tokens, found {found}")
-        if not self.settings.has_tail and self.offset % PAGE:
-            raise RequestError(
-                f"layer {self.layer}: a cache without a tail takes whole pages until its last step, "
-                f"it holds {self.offset} tokens"
-            )
         scale, expected = self.channel_scale, (keys.shape[1], keys.shape[3])
         if scale is not None and scale.shape != expected:
             raise RequestError(
@@ -298,6 +334,16 @@ class BlockKVCache(_BaseCache):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies (mlx-lm's server makes some) go by the state: a backend's handles cannot be copied."""
         return type(self).from_state, (self.state,), {"usage": self.usage}
+
+
+def _kind(keys: mx.array, values: mx.array) -> Any:
+    """What is checked of a step's rows, but for their number; None where that is not enough."""
+    if not (isinstance(keys, mx.array) and isinstance(values, mx.array)):
+        return None
+    k, v = keys.shape, values.shape
+    if len(k) != 4 or len(v) != 4 or k[2] != v[2]:
+        return None
+    return k[0], k[1], k[3], v[0], v[1], v[3], keys.dtype, values.dtype
 
 
 _EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 7  # entries of a state: a full one has head sizes and arrays

@@ -53,6 +53,15 @@ class SideView:
     channel_scale: mx.array | None = None
     tiled: bool = False
     host: NDArray[Any] | None = None
+    kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """What a backend prepares from everything but the rows; views that differ in their rows only share it."""
+
+    def with_rows(self, rows: mx.array) -> SideView:
+        """The same pages with other rows of the page after them. Not `replace`, which takes ten times as long."""
+        view = object.__new__(SideView)
+        view.__dict__.update(self.__dict__)
+        view.__dict__["rows"] = rows
+        return view
 
     @property
     def first_page(self) -> int:
@@ -161,6 +170,7 @@ class BlockSide:
     waiting: Waiting | None = None
     tiled: bool = False
     """Whether codes are held in the order of `kernels.tiles`."""
+    _last_view: SideView | None = None
 
     @property
     def end_page(self) -> int:
@@ -183,6 +193,26 @@ class BlockSide:
             return self._view(rows, start)
         self._encode_pages(rows)
         return self._view(rows, start)
+
+    def can_grow(self, n_rows: int) -> bool:
+        """Whether that many new rows only make the tail longer: no page fills, the exact prefix is complete."""
+        if self.tail is None or self.waiting is not None:
+            return False
+        n_held = self.tail.shape[1]
+        return n_held + n_rows < PAGE and (n_held >= self.n_prefix or self.end_page > 0)
+
+    def grown(self, rows: mx.array) -> SideView:
+        """What a step reads that `can_grow` holds for, by its tail with the new rows; `take` then keeps them."""
+        last, codes = self._last_view, self.codes.read()
+        scale = None if self.scale is None else self.scale.value
+        same = last is not None and last.codes is codes and last.prefix is self.prefix and last.channel_scale is scale
+        if last is None or not same or last.rows_start != self.end_page * PAGE:
+            last = self._last_view = self._view(rows, self.end_page * PAGE)
+        return last.with_rows(rows)
+
+    def take(self, rows: mx.array) -> None:
+        """Hold these rows as the tail."""
+        self.tail = rows
 
     def encode_waiting(self, rows: mx.array) -> SideView:
         """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""
@@ -326,6 +356,7 @@ class BlockSide:
             scale,
             self.waiting,
             self.tiled,
+            self._last_view,
         )
 
     @property

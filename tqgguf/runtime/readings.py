@@ -128,7 +128,7 @@ class Reading(Protocol):
         """Blocks of pages first .. last - 1, float32 [n_kv_heads, tokens, head_dim], rotated."""
 
     def dequantise(self, side: SideView, offset: int, dtype: mx.Dtype) -> mx.array:
-        """Every held row [n_kv_heads, tokens, head_dim], lazily: decoded blocks, and float rows from `offset`'s page
+        """Every held row [1, n_kv_heads, tokens, head_dim], lazily: decoded blocks, and float rows from `offset`'s page
         on.
 
         Models that compute attention by themselves read this; rows of a step that spans pages then see the step's
@@ -136,12 +136,12 @@ class Reading(Protocol):
         """
         end_page = offset // PAGE
         if side.codes is None or end_page <= side.pages_start:
-            return side.rows.astype(dtype)
+            return side.rows.astype(dtype)[None]
         blocks = side.decoded(side.pages_start, end_page)
         parts = [blocks, side.rows]
         if side.prefix is not None and side.pages_start == 0:
             parts = [side.prefix, blocks[:, side.prefix.shape[1] :], side.rows]
-        return mx.concatenate(parts, axis=1).astype(dtype)
+        return mx.concatenate(parts, axis=1).astype(dtype)[None]
 
     def matmul(self, a: Any, b: Any) -> Any:
         """float32 [n, rows, inner] @ [n, inner, columns]."""

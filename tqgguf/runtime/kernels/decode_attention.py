@@ -17,7 +17,7 @@ from tqgguf.runtime.kernels.geometry import (
     decode_geometry,
     n_coded_splits,
 )
-from tqgguf.runtime.kernels.launch import Kernel, Launcher, Template, Threads, position_array, sizes_array
+from tqgguf.runtime.kernels.launch import Call, Kernel, Launcher, Template, Threads, position_array, sizes_array
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
 from tqgguf.runtime.kv_sides import PAGE, SideView, prefix_length
 
@@ -116,6 +116,30 @@ def _plan(
     return _Plan(geometry, -(-n_columns // columns), columns, *templates, constants, signs(v))
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """All of a step but its queries and own rows, which the steps of one page share: see `SideView.kept`.
+
+    attention's inputs have gaps, which `answer` fills.
+    """
+
+    v: SideView
+    inputs: list[mx.array]
+    attention: Call
+    merge: Call
+    v_signs: mx.array
+    sizes: mx.array
+
+    def answer(self, q: mx.array, k_rows: mx.array, v_rows: mx.array, offset: int, sinks: mx.array | None) -> mx.array:
+        inputs = self.inputs.copy()
+        inputs[_Q], inputs[_K_ROWS], inputs[_V_ROWS], inputs[_POSITION] = q, k_rows, v_rows, position_array(offset)
+        given_sinks = nothing(mx.float32) if sinks is None else _padded(sinks.astype(mx.float32))
+        return self.merge((*self.attention(inputs), self.v_signs, given_sinks, self.sizes))[0]
+
+
+_Q, _K_ROWS, _V_ROWS, _POSITION = (ATTENTION.inputs.index(name) for name in ("q", "k_rows", "v_rows", "position"))
+
+
 def attend_blocks(
     launcher: Launcher,
     q: mx.array,
@@ -127,13 +151,47 @@ def attend_blocks(
     window: int | None,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attention of rows that share one page: q [n_heads, rows, head_dim] at positions from `offset` on.
+    """Attention of rows that share one page: q [1, n_heads, rows, head_dim] at positions from `offset` on.
 
     The pages before theirs are read as blocks (f16 where a side is f16), their own page in f16. Both sides are of types
     that `types.is_supported`, one of them at least a block type. window, sinks: as `attention.attend` has them.
-    Returns [n_heads, rows, head_dim of v] in q's dtype.
+    Returns [1, n_heads, rows, head_dim of v] in q's dtype.
     """
-    n_heads, n_rows, _ = q.shape
+    shape = q.shape
+    own_start, end = offset // PAGE * PAGE, offset + shape[2]
+    first_page = _first_page(k, v, offset, window)
+    key = shape[1], shape[2], q.dtype, own_start, first_page, window, scale, sinks is None
+    prepared: _Prepared | None = k.kept.get(key)
+    if prepared is None or prepared.v.kept is not v.kept:
+        prepared = _prepare(launcher, q, k, v, own_start, end, first_page, scale, window, sinks is not None)
+        if _is_own_page(k, own_start, end) and _is_own_page(v, own_start, end):
+            k.kept[key] = prepared
+    return prepared.answer(q, _as_held(k), _as_held(v), offset, sinks)
+
+
+def _is_own_page(side: SideView, own_start: int, end: int) -> bool:
+    """Whether a side's rows are those of the step's page and nothing else: all that changes from step to step."""
+    return not side.codec.is_float and side.rows_start == own_start and side.rows.shape[1] == end - own_start
+
+
+def _as_held(side: SideView) -> mx.array:
+    """A side's rows in the order in which they lie in memory."""
+    return side.rows.swapaxes(0, 1) if side.codec.is_float else side.rows
+
+
+def _prepare(
+    launcher: Launcher,
+    q: mx.array,
+    k: SideView,
+    v: SideView,
+    own_start: int,
+    end: int,
+    first_page: int,
+    scale: float,
+    window: int | None,
+    with_sinks: bool,
+) -> _Prepared:
+    _, n_heads, n_rows, _ = q.shape
     n_kv_heads = k.rows.shape[0]
     group_size = n_heads // n_kv_heads
     centred, scaled = k.page_means is not None, k.channel_scale is not None
@@ -145,17 +203,15 @@ def attend_blocks(
         scale,
         centred,
         scaled,
-        sinks is not None,
+        with_sinks,
         v.tiled,
         q.dtype,
     )
     walk, family = plan.geometry.walk, FAMILIES[launcher.family]
-    own_start = offset // PAGE * PAGE
-    first_page = _first_page(k, v, offset, window)
     n_prefix = prefix_length(k, v) if own_start else 0
     n_steps = max(0, own_start // PAGE - first_page) * (PAGE // (TILE_KEYS * walk.key_tiles))
     n_coded = n_coded_splits(family, n_steps, n_kv_heads, plan.n_chunks, walk)
-    own_k, own_v = (_own_rows(side, own_start, offset + n_rows) for side in (k, v))
+    own_k, own_v = (_own_rows(side, own_start, end) for side in (k, v))
     prefix_k, prefix_v = (_prefix_rows(side, n_prefix) for side in (k, v))
     numbers = (group_size, n_rows, n_coded, own_start, n_prefix, window or 0, first_page)
     places = (n for own, prefix in ((own_k, prefix_k), (own_v, prefix_v)) for n in _places(own, prefix))
@@ -163,42 +219,32 @@ def attend_blocks(
     k_codes, k_scales = _planes(k)
     v_codes, v_scales = _planes(v)
     shape = (n_kv_heads, plan.n_chunks, n_coded + 1, plan.columns)
-    sums, statistics = launcher.launch(
+    inputs = {
+        **plan.constants,
+        "k_codes": k_codes,
+        "k_scales": k_scales,
+        "v_codes": v_codes,
+        "v_scales": v_scales,
+        "page_means": given(k.page_means, mx.float16),
+        "channel_scale": given(k.channel_scale, mx.float32),
+        "k_prefix": prefix_k.array,
+        "v_prefix": prefix_v.array,
+        "sizes": sizes,
+    }
+    gap = nothing(mx.float16)
+    attention = launcher.prepare(
         ATTENTION,
-        {
-            **plan.constants,
-            "q": q,
-            "k_codes": k_codes,
-            "k_scales": k_scales,
-            "v_codes": v_codes,
-            "v_scales": v_scales,
-            "page_means": given(k.page_means, mx.float16),
-            "channel_scale": given(k.channel_scale, mx.float32),
-            "k_rows": own_k.array,
-            "v_rows": own_v.array,
-            "k_prefix": prefix_k.array,
-            "v_prefix": prefix_v.array,
-            "sizes": sizes,
-            "position": position_array(offset),
-        },
         plan.template,
         Threads((n_coded + 1, n_kv_heads, plan.n_chunks), walk.simdgroups, walk.resident),
         [((*shape, v.codec.head_dim), mx.float32), ((*shape, 2), mx.float32)],
     )
-    (out,) = launcher.launch(
+    merge = launcher.prepare(
         MERGE,
-        {
-            "sums": sums,
-            "statistics": statistics,
-            "v_signs": plan.v_signs,
-            "sinks": nothing(mx.float32) if sinks is None else _padded(sinks.astype(mx.float32)),
-            "sizes": sizes,
-        },
         plan.merge_template,
         Threads((n_heads * n_rows, 1, 1), family.merge_simdgroups),
-        [((n_heads, n_rows, v.codec.head_dim), q.dtype)],
+        [((1, n_heads, n_rows, v.codec.head_dim), q.dtype)],
     )
-    return out
+    return _Prepared(v, [inputs.get(name, gap) for name in ATTENTION.inputs], attention, merge, plan.v_signs, sizes)
 
 
 def _first_page(k: SideView, v: SideView, offset: int, window: int | None) -> int:

@@ -1,8 +1,8 @@
 """From a kernel's text to a call of it: MLX's Metal and CUDA kernels behind one launcher.
 
-A kernel is a body with headers before it, all Metal text in this folder. MLX hashes the whole text at every
-evaluation, so it goes without comments. A launcher has a `family` (the devices that geometry.py knows); tests have one
-of their own, which runs the exact Metal text on a CPU.
+A kernel is a body with headers before it, all Metal text in this folder. On CUDA MLX copies the text at every call and
+hashes it at every evaluation, so there it consists of #include lines. A launcher has a `family` (the devices that
+geometry.py knows); tests have one of their own, which runs the exact Metal text on a CPU.
 """
 
 from __future__ import annotations
@@ -42,12 +42,16 @@ class Kernel:
 
     def header(self, family: str) -> str:
         """The prelude of a family of devices, the parts, and the places of sizes as AT_ names."""
+        return "".join(map(text_of, (_PRELUDES[family], *self.parts))) + self._places()
+
+    def includes(self, family: str) -> tuple[str, str]:
+        """`header` and `body` as lines that include them: for compilers that read files."""
+        names = (_PRELUDES[family], *self.parts)
+        return "".join(map(_include, names)) + self._places(), _include(f"{self.name}.metal")
+
+    def _places(self) -> str:
         places = ", ".join(f"AT_{name}" for name in self.sizes)
-        return (
-            text_of(_PRELUDES[family])
-            + "".join(map(text_of, self.parts))
-            + f"namespace tq {{\nenum Size : int {{ {places} }};\n}}\n"
-        )
+        return f"namespace tq {{\nenum Size : int {{ {places} }};\n}}\n"
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,23 @@ class Threads:
     """CUDA only: the compiler keeps registers so low that this many fit; 0 leaves it to the compiler."""
 
 
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Call(Protocol):
+    """A prepared launch."""
+
+    def __call__(self, inputs: Sequence[mx.array], shapes: Shapes | None = None) -> list[mx.array]:
+        """Outputs for inputs in the kernel's order. shapes: of outputs, where not as prepared."""
+
+
 class Launcher(Protocol):
     """Runs kernels on one kind of device."""
 
     family: str
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def launch(
         self,
@@ -74,6 +91,23 @@ class Launcher(Protocol):
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:
         """The kernel's outputs, of the given shapes and types. `template` has SIMDGROUPS added to it."""
+
+    def prepare(
+        self,
+        kernel: Kernel,
+        template: Template,
+        threads: Threads,
+        outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+    ) -> Call:
+        """A launch of which only the inputs are left open, for what is launched again and again."""
+
+        def call(inputs: Sequence[mx.array], shapes: Shapes | None = None) -> list[mx.array]:
+            given = dict(zip(kernel.inputs, inputs, strict=True))
+            dtypes = [dtype for _, dtype in outputs]
+            wanted = outputs if shapes is None else list(zip(shapes, dtypes, strict=True))
+            return self.launch(kernel, given, template, threads, wanted)
+
+        return call
 
 
 class MlxLauncher(Launcher):
@@ -91,24 +125,38 @@ class MlxLauncher(Launcher):
         threads: Threads,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:
-        self.n_launched += 1
-        made = mlx_kernel(self.family, kernel, threads.simdgroups, threads.resident)
-        return made(**call_arguments(kernel, inputs, template, threads, outputs))
+        return self.prepare(kernel, template, threads, outputs)([inputs[name] for name in kernel.inputs])
+
+    def prepare(
+        self,
+        kernel: Kernel,
+        template: Template,
+        threads: Threads,
+        outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+    ) -> Call:
+        if self.family == "cuda":
+            made, template = cuda_kernel(kernel, template, threads.simdgroups, threads.resident), ()
+        else:
+            made, template = metal_kernel(kernel), (*template, ("SIMDGROUPS", threads.simdgroups))
+        arguments = call_arguments(template, threads, outputs)
+
+        def call(inputs: Sequence[mx.array], shapes: Shapes | None = None) -> list[mx.array]:
+            self.n_launched += 1
+            if shapes is not None:
+                arguments["output_shapes"] = shapes
+            return made(inputs=inputs, **arguments)
+
+        return call
 
 
 def call_arguments(
-    kernel: Kernel,
-    inputs: Mapping[str, mx.array],
-    template: Template,
-    threads: Threads,
-    outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+    template: Template, threads: Threads, outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]]
 ) -> dict[str, Any]:
-    """What a kernel made by `mlx_kernel` is called with."""
+    """What a kernel of MLX's is called with, beside its inputs."""
     group = SIMD_LANES * threads.simdgroups
     x, y, z = threads.groups
     return {
-        "inputs": [inputs[name] for name in kernel.inputs],
-        "template": [*template, ("SIMDGROUPS", threads.simdgroups)],
+        "template": list(template),
         "grid": (x * group, y, z),
         "threadgroup": (group, 1, 1),
         "output_shapes": [shape for shape, _ in outputs],
@@ -117,13 +165,30 @@ def call_arguments(
 
 
 @lru_cache(maxsize=64)
-def mlx_kernel(family: str, kernel: Kernel, simdgroups: int = 0, resident: int = 0) -> Any:
-    """MLX's kernel object. Metal's can be made, and traced, on a machine without Metal."""
-    name, inputs, outputs = f"tqgguf_{kernel.name}", list(kernel.inputs), list(kernel.outputs)
-    if family == "metal":
-        return mx.fast.metal_kernel(name, inputs, outputs, kernel.body(), kernel.header(family))
-    header = _launch_bounds(simdgroups, resident) + kernel.header(family)
-    return mx.fast.cuda_kernel(name, inputs, outputs, kernel.body(), header)
+def metal_kernel(kernel: Kernel) -> Any:
+    """MLX's Metal kernel. It can be made, and traced, on a machine without Metal."""
+    return mx.fast.metal_kernel(*_signature(kernel), kernel.body(), kernel.header("metal"))
+
+
+@lru_cache(maxsize=256)
+def cuda_kernel(kernel: Kernel, template: Template, simdgroups: int, resident: int) -> Any:
+    """MLX's CUDA kernel, its constants in its text: handing them over costs more than all else of a call."""
+    header, body = kernel.includes("cuda")
+    constants = "".join(_cuda_constant(name, value) for name, value in (*template, ("SIMDGROUPS", simdgroups)))
+    return mx.fast.cuda_kernel(*_signature(kernel), body, _launch_bounds(simdgroups, resident) + header + constants)
+
+
+def _signature(kernel: Kernel) -> tuple[str, list[str], list[str]]:
+    return f"tqgguf_{kernel.name}", list(kernel.inputs), list(kernel.outputs)
+
+
+_CUDA_TYPES = {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
+
+
+def _cuda_constant(name: str, value: Any) -> str:
+    if isinstance(value, mx.Dtype):
+        return f"using {name} = {_CUDA_TYPES[value]};\n"
+    return f"constexpr {'bool' if isinstance(value, bool) else 'int'} {name} = {int(value)};\n"
 
 
 def _launch_bounds(simdgroups: int, resident: int) -> str:
@@ -132,6 +197,12 @@ def _launch_bounds(simdgroups: int, resident: int) -> str:
         return ""
     bounds = f"__launch_bounds__({SIMD_LANES * simdgroups}, {resident})"
     return f"#undef __global__\n#define __global__ __attribute__((global)) {bounds}\n"
+
+
+def _include(name: str) -> str:
+    """A line that includes a file of this folder; its text where the path cannot stand in such a line."""
+    path = str(_FOLDER / name)
+    return text_of(name) if set(path) & set('"\\\n') else f'#include "{path}"\n'
 
 
 @lru_cache(maxsize=_KEPT_SIZES)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import mlx.core as mx
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime.kernels.geometry import FAMILIES
-from tqgguf.runtime.kernels.launch import Kernel, Launcher, Template, Threads, position_array, sizes_array, sizes_of
+from tqgguf.runtime.kernels.launch import (
+    Call,
+    Kernel,
+    Launcher,
+    Template,
+    Threads,
+    position_array,
+    sizes_array,
+    sizes_of,
+)
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, boundaries, given, group_of, nothing, rotation_size, signs
 from tqgguf.runtime.kv_sides import PAGE, SideView
 
@@ -109,39 +119,88 @@ def decode_rows(
     unrotated: in original axes with the exact prefix from its own rows; else what blocks decode to, as they have it.
     Returns dtype [heads, tokens, head_dim].
     """
-    codec = side.codec
     n_heads = side.codes.shape[1] if side.codes is not None else side.rows.shape[0]
     first_head, last_head = heads or (0, n_heads)
+    n_own, own_first, n_held = 0, 0, 0
+    if own is not None:
+        n_own, own_first, n_held = own[1] - own[0], own[0] - side.rows_start, side.rows.shape[1]
+    in_rows = own_first, 0 if n_held == n_own else n_held
+    n_tokens = coded_end - start + n_own
+    prepared = _prepare_decode(
+        launcher, side, start, coded_end, in_rows, (first_head, last_head), dtype, unrotated, n_tokens
+    )
+    return prepared.decode(
+        side.rows if n_own else nothing(mx.float16), n_own, (last_head - first_head, n_tokens, side.codec.head_dim)
+    )
+
+
+def decode_all(launcher: Launcher, side: SideView, coded_end: int, dtype: mx.Dtype) -> mx.array:
+    """`decode_rows` of everything that a side holds: its pages before position coded_end, then its rows.
+
+    It is asked for at every step and hardly ever evaluated, so that what the steps of a page share is kept. Returns
+    dtype [1, n_kv_heads, tokens, head_dim].
+    """
+    n_heads, n_own, head_dim = side.rows.shape
+    start = side.pages_start * PAGE
+    prepared = side.kept.get((coded_end, dtype))
+    if prepared is None:
+        in_rows, n_tokens = (coded_end - side.rows_start, 0), coded_end - start + max(n_own, PAGE)
+        prepared = _prepare_decode(launcher, side, start, coded_end, in_rows, (0, n_heads), dtype, True, n_tokens)
+        side.kept[coded_end, dtype] = prepared
+    return prepared.decode(side.rows, n_own, (1, n_heads, coded_end - start + n_own, head_dim))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A launch of DECODE without the own rows and the shape of its output."""
+
+    call: Call
+    inputs: list[mx.array]
+
+    def decode(self, own: mx.array, n_own: int, shape: tuple[int, ...]) -> mx.array:
+        inputs = self.inputs.copy()
+        inputs[_OWN], inputs[_POSITION] = own, position_array(n_own)
+        return self.call(inputs, [shape])[0]
+
+
+_OWN, _POSITION = (DECODE.inputs.index(name) for name in ("own", "position"))
+
+
+def _prepare_decode(
+    launcher: Launcher,
+    side: SideView,
+    start: int,
+    coded_end: int,
+    in_rows: tuple[int, int],
+    heads: tuple[int, int],
+    dtype: mx.Dtype,
+    unrotated: bool,
+    n_tokens: int,
+) -> _Prepared:
+    """in_rows: as the kernel's own_first and n_own. n_tokens: that the grid is made for, in all."""
+    codec = side.codec
+    n_heads = side.codes.shape[1] if side.codes is not None else side.rows.shape[0]
     simdgroups = FAMILIES[launcher.family].decode_simdgroups
     prefix, means, scale = (side.prefix, side.page_means, side.channel_scale) if unrotated else (None, None, None)
-    n_coded, n_own, own_first = coded_end - start, 0, 0
-    if own is not None:
-        n_own, own_first = own[1] - own[0], own[0] - side.rows_start
-    n_held = side.rows.shape[1] if n_own else 0
     n_prefix = 0 if prefix is None else prefix.shape[1]
-    out_shape = (last_head - first_head, n_coded + n_own, codec.head_dim)
-    (out,) = launcher.launch(
+    inputs = {
+        "codes": given(side.codes, mx.uint8),
+        "scales": given(side.scales, mx.float16),
+        "page_means": given(means, mx.float16),
+        "channel_scale": given(scale, mx.float32),
+        "prefix": given(prefix, mx.float16),
+        "book": book(codec),
+        "signs": signs(codec),
+        "sizes": sizes_array(heads[0], n_heads, start, coded_end - start, side.pages_start, n_prefix, *in_rows),
+    }
+    call = launcher.prepare(
         DECODE,
-        {
-            "codes": given(side.codes, mx.uint8),
-            "scales": given(side.scales, mx.float16),
-            "page_means": given(means, mx.float16),
-            "channel_scale": given(scale, mx.float32),
-            "prefix": given(prefix, mx.float16),
-            "own": side.rows if n_own else nothing(mx.float16),
-            "book": book(codec),
-            "signs": signs(codec),
-            "sizes": sizes_array(
-                *(first_head, n_heads, start, n_coded, side.pages_start, n_prefix, own_first),
-                0 if n_held == n_own else n_held,
-            ),
-            "position": position_array(n_own),
-        },
         _decode_template(codec, dtype, unrotated, means is not None, scale is not None, side.tiled),
-        Threads((-(-out_shape[1] // (_ROWS_OF_A_SIMDGROUP * simdgroups)), out_shape[0], 1), simdgroups),
-        [(out_shape, dtype)],
+        Threads((-(-n_tokens // (_ROWS_OF_A_SIMDGROUP * simdgroups)), heads[1] - heads[0], 1), simdgroups),
+        [((8,), dtype)],
     )
-    return out
+    gap = nothing(mx.float16)
+    return _Prepared(call, [inputs.get(name, gap) for name in DECODE.inputs])
 
 
 def join_rows(
@@ -151,21 +210,19 @@ def join_rows(
 
     Both sides hold equally many tokens.
     """
-    _, n_heads, n_new, _ = new[0].shape
+    _, n_heads, n_new, k_dim = new[0].shape
+    v_dim = new[1].shape[3]
     n_held = 0 if tails[0] is None else tails[0].shape[1]
-    dims = new[0].shape[3], new[1].shape[3]
-    k, v = launcher.launch(
-        JOIN,
-        {
-            "k_tail": given(tails[0], mx.float16),
-            "k_new": new[0],
-            "v_tail": given(tails[1], mx.float16),
-            "v_new": new[1],
-            "sizes": sizes_of(JOIN, k_dim=dims[0], v_dim=dims[1]),
-            "position": position_array(n_held),
-        },
-        (),
-        Threads((n_held + n_new, n_heads, 2), _SIMDGROUPS_OF_A_ROW),
-        [((n_heads, n_held + n_new, dim), mx.float16) for dim in dims],
-    )
+    shapes = (n_heads, n_held + n_new, k_dim), (n_heads, n_held + n_new, v_dim)
+    call, sizes = _prepare_join(launcher, n_heads, n_held + n_new, k_dim, v_dim)
+    k_tail, v_tail = given(tails[0], mx.float16), given(tails[1], mx.float16)
+    k, v = call((k_tail, new[0], v_tail, new[1], sizes, position_array(n_held)), shapes)
     return k, v
+
+
+@lru_cache(maxsize=16)
+def _prepare_join(launcher: Launcher, n_heads: int, n_rows: int, k_dim: int, v_dim: int) -> tuple[Call, mx.array]:
+    """What the layers of a step share."""
+    threads = Threads((n_rows, n_heads, 2), _SIMDGROUPS_OF_A_ROW)
+    call = launcher.prepare(JOIN, (), threads, [((8,), mx.float16), ((8,), mx.float16)])
+    return call, sizes_of(JOIN, k_dim=k_dim, v_dim=v_dim)
