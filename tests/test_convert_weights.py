@@ -81,7 +81,7 @@ def test_weights_are_quantised_as_gguf_py_does(files: Files, source: str, wanted
 
 def test_numpy_and_the_c_library_make_the_same_file(files: Files) -> None:
     write_tiny(Path("a.gguf"), TinyModel(weights="F16", hidden_size=96, intermediate_size=160))
-    for wanted in ("q8_0", "q4_0"):
+    for wanted in ("q8_0", "q4_0", "iq4_nl"):
         with open_gguf("a.gguf") as file:
             write_plan(plan_gguf(file, "numpy.gguf", wanted))
             write_plan(plan_gguf(file, "c.gguf", wanted), row_encoder())

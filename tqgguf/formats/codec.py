@@ -88,11 +88,11 @@ class Codec:
         self._expect("values", values.shape, self.head_dim)
         with np.errstate(over="ignore"):
             rows = np.ascontiguousarray(values, np.float32)
-        _refuse_non_finite(rows, values)
+        refuse_non_finite(rows, values)
         if self.rotation is not None and not isinstance(self._kernel, TurboKernel):
             with np.errstate(over="ignore", invalid="ignore"):
                 rows = self.rotation.forward(rows)
-            _refuse_non_finite(rows, values, "values overflow float32 while they are rotated")
+            refuse_non_finite(rows, values, "values overflow float32 while they are rotated")
         blocks = self._kernel.encode(rows.reshape(-1, self.block_size))
         return blocks.reshape(*values.shape[:-1], self.row_bytes)
 
@@ -163,7 +163,7 @@ class Codec:
         return codes.shape[:-1]
 
 
-def _refuse_non_finite(
+def refuse_non_finite(
     rows: NDArray[np.float32],
     values: NDArray[np.generic],
     problem: str = "only finite float32 values can be encoded",

@@ -31,14 +31,14 @@ _Columns = NDArray[np.float32]
 _Coded = tuple[list[NDArray[np.float32]], NDArray[np.uint8]]
 
 
-def _inverse(d: NDArray[np.float32]) -> NDArray[np.float32]:
+def inverse(d: NDArray[np.float32]) -> NDArray[np.float32]:
     """1 / d; 0 where d is zero or so small that 1 / d is infinite."""
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / d
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
 
-def _first_extreme(x: _Columns) -> NDArray[np.float32]:
+def first_extreme(x: _Columns) -> NDArray[np.float32]:
     """Of each column the first value of largest magnitude; +0 for a column of zeros."""
     top, bottom = x.max(axis=0), x.min(axis=0)
     extreme = np.where(top >= -bottom, top, bottom)
@@ -60,7 +60,7 @@ def _first_lowest(x: _Columns) -> NDArray[np.float32]:
 
 def _encode_q8_0(x: _Columns) -> _Coded:
     d = np.maximum(x.max(axis=0), -x.min(axis=0)) / np.float32(127) + np.float32(0)
-    q = x * _inverse(d)
+    q = x * inverse(d)
     # round half away from zero: adding the float just below 0.5 and truncating never rounds 0.49999997 up
     q += np.copysign(_BELOW_HALF, q)
     return [d], q.astype(np.int8).view(np.uint8)
@@ -68,8 +68,8 @@ def _encode_q8_0(x: _Columns) -> _Coded:
 
 def _encode_symmetric(half_range: int) -> Callable[[_Columns], _Coded]:
     def encode(x: _Columns) -> _Coded:
-        d = _first_extreme(x) / np.float32(-half_range)
-        q = x * _inverse(d)
+        d = first_extreme(x) / np.float32(-half_range)
+        q = x * inverse(d)
         q += np.float32(half_range + 0.5)
         return [d], np.minimum(q.astype(np.uint8), np.uint8(2 * half_range - 1))
 
@@ -81,7 +81,7 @@ def _encode_affine(levels: int) -> Callable[[_Columns], _Coded]:
         low = _first_lowest(x)
         d = (np.minimum(x.max(axis=0) - low, _F32_MAX) + np.float32(0)) / np.float32(levels)
         q = x - low
-        q *= _inverse(d)
+        q *= inverse(d)
         q += np.float32(0.5)
         return [d, low], np.minimum(q, np.float32(levels), out=q).astype(np.uint8)
 
@@ -89,10 +89,10 @@ def _encode_affine(levels: int) -> Callable[[_Columns], _Coded]:
 
 
 def _encode_iq4_nl(x: _Columns) -> _Coded:
-    extreme = _first_extreme(x)
+    extreme = first_extreme(x)
     coded = np.abs(extreme) >= _IQ4_NL_EPS
     guess = extreme / _IQ4_NL_VALUES[0]
-    index = count_not_above(x * _inverse(guess), IQ4_NL_CODEBOOK.boundaries)
+    index = count_not_above(x * inverse(guess), IQ4_NL_CODEBOOK.boundaries)
     weighted = x * x
     q = _IQ4_NL_VALUES[index]
     weighted *= q

@@ -1,4 +1,4 @@
-"""Rows of weights into blocks of a type, by whatever is fastest."""
+"""Rows of weights into blocks of a type, by whatever is fastest; some types otherwise than in caches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.codec import make_codec
+from tqgguf.formats.codec import make_codec, refuse_non_finite
 from tqgguf.formats.errors import EncodeError
+from tqgguf.formats.ggml import QK
 from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
+from tqgguf.formats.iq4_nl_search import encode_searched
 from tqgguf.formats.ordered_work import in_order
 from tqgguf.formats.tensor_values import row_groups
 
 VALUES_AT_ONCE: Final = 1 << 19  # of a run of rows: measured, smaller and larger ones are slower
+
+SEARCHED: Final[dict[str, Callable[[NDArray[np.float32]], NDArray[np.uint8]]]] = {"iq4_nl": encode_searched}
+"""Types whose scale is searched for in weights: blocks' values [n, 32] to blocks."""
 
 Encode = Callable[[str, NDArray[Any]], NDArray[np.uint8] | None]
 """Type and float16 or float32 rows [n, columns] to blocks [n, row_bytes]; None where it does not serve them."""
@@ -36,13 +41,23 @@ def encoded_runs(
         if blocks is not None:
             return blocks
         try:
-            return make_codec(cache_type, shape[1], None).encode(values)
+            return in_numpy(cache_type, values)
         except EncodeError as error:
             raise EncodeError(f"{what}, rows from {rows.start} on: {error}") from error
 
     runs = [slice(rows.start, min(rows.stop, shape[0])) for rows in row_groups(shape, VALUES_AT_ONCE)]
     for rows, blocks in zip(runs, in_order(encoded, runs), strict=True):
         yield rows, blocks.reshape(-1).data
+
+
+def in_numpy(cache_type: str, rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """Float rows [n, columns] to blocks [n, row_bytes]. EncodeError: a value is not finite."""
+    if cache_type not in SEARCHED:
+        return make_codec(cache_type, rows.shape[1], None).encode(rows)
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(rows, np.float32)
+    refuse_non_finite(values, rows)
+    return SEARCHED[cache_type](values.reshape(-1, QK)).reshape(len(rows), -1)
 
 
 def bytes_of(ggml_type: int, n_values: int) -> int:

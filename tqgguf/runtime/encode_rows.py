@@ -1,4 +1,4 @@
-"""The C library's way of encoding weights, for conversions: the same bytes as `formats/codec.py`, and faster.
+"""The C library's way of encoding weights, for conversions: the same bytes as `formats/row_encoding.py`, and faster.
 
 Knows rows and types; neither files nor which tensors they are.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.block_types import BLOCK_TYPES
 from tqgguf.formats.codec import make_codec
+from tqgguf.formats.row_encoding import SEARCHED
 from tqgguf.runtime.native.library import load_library
 
 RUN = 256
@@ -31,13 +32,14 @@ def row_encoder() -> Callable[[str, NDArray[Any]], NDArray[np.uint8] | None] | N
         return None
     library.set_threads(1)
 
-    def encode(cache_type: str, rows: NDArray[Any]) -> NDArray[np.uint8] | None:
+    def encode_rows(cache_type: str, rows: NDArray[Any]) -> NDArray[np.uint8] | None:
         n, columns = rows.shape
         size = min(RUN, columns & -columns)
         if BLOCK_TYPES[cache_type].family != "ggml" or columns % BLOCK_TYPES[cache_type].block_size:
             return None
         codec = make_codec(cache_type, size, None)
-        planes = library.encode(codec, np.ascontiguousarray(rows).reshape(1, -1, size))
+        encode = library.encode_searched if cache_type in SEARCHED else library.encode
+        planes = encode(codec, np.ascontiguousarray(rows).reshape(1, -1, size))
         return None if planes is None else codec.join(planes[0][0], planes[1][0]).reshape(n, -1)
 
-    return encode
+    return encode_rows

@@ -23,6 +23,7 @@ from tqgguf.formats.codebooks import codebook
 from tqgguf.formats.codec import Codec
 from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.ggml import IQ4_NL_CODEBOOK
 from tqgguf.runtime.native import library_path
 
 PATH_SWITCH = "TQGGUF_CPU"
@@ -46,6 +47,7 @@ KINDS = {
     "bf16": 7,
     "f32": 8,
 }
+_SEARCHED_KIND = 9
 _ENCODED = ("turbo4", "turbo3", "turbo2", "q8_0", "q4_0")
 _ZERO_CODE = {"q5_0": 16, "q4_0": 8}  # what ggml's symmetric types subtract from a code
 _MAX_BLOCK, _MAX_ROTATION, _MAX_HEAD_DIM, _MAX_SIGNS = 192, 512, 1024, 128
@@ -163,6 +165,15 @@ def codec_struct(codec: Codec) -> CodecStruct:
     return struct
 
 
+@functools.lru_cache(maxsize=16)
+def _searched_struct(codec: Codec) -> CodecStruct:
+    struct = CodecStruct.from_buffer_copy(codec_struct(codec))
+    struct.kind, struct.is_encoded = _SEARCHED_KIND, 1
+    boundaries = IQ4_NL_CODEBOOK.boundaries.tolist()
+    struct.boundaries[: len(boundaries)] = boundaries
+    return struct
+
+
 def page_plane(kind: int, codes: NDArray[Any], scales: NDArray[np.float16]) -> Plane:
     """Planes [pages, n_kv_heads, tokens, ...] whose tokens' scales lie one after the other."""
     page, head, token, _ = codes.strides
@@ -238,11 +249,20 @@ class Library:
         """
         if codec.cache_type not in _ENCODED or not is_supported(codec):
             return None
+        return self._encode(codec, codec_struct(codec), rows)
+
+    def encode_searched(self, codec: Codec, rows: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float16]] | None:
+        """Likewise of weights, for an iq4_nl codec without rotation: with a search for the scale."""
+        return self._encode(codec, _searched_struct(codec), rows)
+
+    def _encode(
+        self, codec: Codec, struct: CodecStruct, rows: NDArray[Any]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float16]] | None:
         n_heads, tokens, _ = rows.shape
         codes = np.empty((n_heads, tokens, codec.n_blocks * codec.code_bytes), np.uint8)
         scales = np.empty((n_heads, tokens, codec.n_blocks * codec.n_scales), np.float16)
         plane = row_plane(KINDS["f16" if rows.dtype == np.float16 else "f32"], rows)
-        done = self._c.tq_encode(codec_struct(codec), plane, n_heads, tokens, address(codes), address(scales))
+        done = self._c.tq_encode(struct, plane, n_heads, tokens, address(codes), address(scales))
         return (codes, scales) if done == 0 else None
 
     def attend(self, step: AttentionStep) -> None:

@@ -34,13 +34,15 @@ enum tq_kind {
     TQ_F16,
     TQ_BF16,
     TQ_F32,
-    TQ_N_KINDS
+    TQ_N_KINDS,
+    TQ_SEARCHED_HALVES = TQ_N_KINDS /* tq_encode alone: iq4_nl with a search for the scale, as weights have it */
 };
 
 /* A codec for one head size. A row is a head vector: head_dim values in blocks of block_size, each with code_bytes bytes
  * of codes and n_scales f16 scales (the norm, or d and m). Value of a code c: values[c] * d (+ m); signed bytes: c * d.
  * Parts of `rotation` values are rotated: multiplied by signs[0], transformed by Walsh-Hadamard, multiplied by signs[1] *
- * factor (sign-less: ones). 0: no rotation. boundaries: n_codes - 1 decision boundaries of turbo types. is_encoded: whether
+ * factor (sign-less: ones). 0: no rotation. boundaries: n_codes - 1 decision boundaries of turbo types and of
+ * TQ_SEARCHED_HALVES. is_encoded: whether
  * tq_encode makes these blocks. */
 struct tq_codec {
     int32_t kind, head_dim, block_size, code_bytes, n_scales, n_codes, rotation, is_turbo, is_encoded;
