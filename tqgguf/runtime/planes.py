@@ -40,6 +40,7 @@ class Plane:
         if end > capacity:
             spare = mx.zeros((self._extra(end, capacity), *new.shape[1:]), dtype=new.dtype)
             self.array = spare if self.array is None else mx.concatenate([self.array, spare])
+        assert self.array is not None
         self.array = mx.array(self.array)  # an object of our own: the assignment below changes it for all who hold it
         self.array[self.length : end] = new
         self.length = end
