@@ -28,8 +28,9 @@ from tqgguf.runtime.generate import Generation
 from tqgguf.runtime.kv_settings import check_cache_types
 from tqgguf.runtime.open_turn import OpenTurn
 from tqgguf.runtime.prompt_cache import PromptCache, agreed_spec, check_scales, open_prompt_cache, scales_differ
+from tqgguf.runtime.prompt_size import check_prompt, check_text
 from tqgguf.runtime.sampling import Sampler
-from tqgguf.runtime.session import Session, check_prompt
+from tqgguf.runtime.session import Session
 
 
 def run(request: RunRequest) -> int:
@@ -53,7 +54,7 @@ class _Run:
             say(notice)
         opened = open_requested(request)
         config = opened.config
-        n_ctx = resolve_context(config, request.n_ctx)
+        self.n_ctx = n_ctx = resolve_context(config, request.n_ctx)
         shapes = config.layer_shapes()
         spec = request.cache
         self.opened = opened
@@ -168,9 +169,11 @@ class _Run:
         variables: dict[str, Any] = {}
         if self.request.reasoning is not None:
             variables["enable_thinking"] = self.request.reasoning
-        return Conversation(template, self.tokenizer, self.texts.system_prompt, **variables)
+        return Conversation(template, self.tokenizer, self.texts.system_prompt, n_ctx=self.n_ctx, **variables)
 
     def _encode(self, prompt: str) -> list[int]:
+        if self.conversation is None or self.request.purpose != "answer":
+            check_text(prompt, self.tokenizer, self.n_ctx)
         if self.request.purpose != "answer":
             template = None if self.conversation is None else self.conversation.template
             turn = OpenTurn(template, self.tokenizer, self.texts.system_prompt)
@@ -214,8 +217,9 @@ class _Run:
         assert self.conversation is not None
         if self.request.json_output:
             raise RequestError("--json holds one answer: give a prompt, without -cnv")
-        for ids in self._turns():
+        for turn in self._turns():
             try:
+                ids = self._encode(turn) if isinstance(turn, str) else turn
                 self.conversation.answered(self._answer(ids, ""))
             except RequestError as error:
                 self.conversation.take_back()
@@ -226,11 +230,11 @@ class _Run:
                 break
         return 0
 
-    def _turns(self) -> Iterator[list[int]]:
+    def _turns(self) -> Iterator[list[int] | str]:
+        """The first message, which is encoded already, then the texts of others."""
         if self.first is not None:
             yield self.first
-        for message in chat_turns(self.request, sys.stdin.buffer, sys.stdin.isatty()):
-            yield self._encode(message)
+        yield from chat_turns(self.request, sys.stdin.buffer, sys.stdin.isatty())
 
     def _answer(self, ids: list[int], heading: str) -> str:
         """Evaluate and generate, streaming to stdout (unless it is for --json). The text without the heading."""

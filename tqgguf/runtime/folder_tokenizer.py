@@ -6,7 +6,8 @@ tokens, which that library does not give, follow from the kind of its decoder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from tqgguf.runtime.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, SPACE
 class FolderTokenizer:
     """Text to token ids and back, by a `tokenizers.Tokenizer` and the settings that lie beside it."""
 
-    def __init__(self, backend: Backend, decoder: Any, settings: Mapping[str, Any], eos_ids: Iterable[int]) -> None:
+    def __init__(
+        self, backend: Backend, description: Mapping[str, Any], settings: Mapping[str, Any], eos_ids: Iterable[int]
+    ) -> None:
         self.backend = backend
+        self._description = description
         self.warnings: list[str] = []
         self.chat_template: str | None = settings.get("chat_template")
-        self._byte_letters, self._byte_fallback = _decoder_kind(decoder)
+        self._byte_letters, self._byte_fallback = _decoder_kind(description.get("decoder"))
         self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
         self._special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.bos_id = self._named(settings, "bos_token")
@@ -54,6 +58,17 @@ class FolderTokenizer:
         if self.bos_id is not None and ids[:2] == [self.bos_id] * 2:
             del ids[0]
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """See `tokenizer.Tokenizer.least_tokens`; 0 too where text is changed in a way that is not known here."""
+        most = self._most_bytes
+        return -(-len(utf8(text)) // most) if most else 0
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        """Bytes of text that one token can stand for; 0: any number."""
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        return _bytes_per_byte(self._description, vocabulary) * max(len(utf8(token)) for token in ("a", *vocabulary))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves special tokens out."""
@@ -98,7 +113,7 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     FormatError: tokenizer.json is missing or damaged; UnsupportedModelError: a kind whose tokens' bytes are not known.
     """
     path = folder / "tokenizer.json"
-    decoder = read_json(path).get("decoder")
+    description = read_json(path)
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
@@ -109,7 +124,7 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     for name in ("config.json", "generation_config.json"):
         value = _optional(folder / name).get("eos_token_id")
         eos_ids |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
-    return FolderTokenizer(backend, decoder, settings, eos_ids)
+    return FolderTokenizer(backend, description, settings, eos_ids)
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -140,3 +155,36 @@ def _decoder_kind(decoder: Any) -> tuple[bool, bool]:
             f"tokenizer.json: expected a decoder of bytes (ByteLevel, ByteFallback, Metaspace), found {found}"
         )
     return "ByteLevel" in kinds, "ByteFallback" in kinds
+
+
+_PRE_TOKENIZERS = frozenset({"Sequence", "Split", "ByteLevel", "Metaspace", "Digits"})
+"""That cut text and lose none of it, unless a Split removes what it finds."""
+
+
+def _bytes_per_byte(description: Mapping[str, Any], vocabulary: Container[str]) -> int:
+    """How many bytes of a text can become one before it is cut; 0 where that is not known, or text can be lost."""
+    model, added = description.get("model"), description.get("added_tokens")
+    has_bytes = all(letter in vocabulary for letter in BYTE_LETTERS)
+    has_bytes = has_bytes or all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    if not (has_bytes and isinstance(model, dict) and model.get("type") == "BPE" and isinstance(added, list)):
+        return 0
+    if description.get("truncation") or any(token.get("lstrip") or token.get("rstrip") for token in added):
+        return 0
+    cuts = list(_parts(description.get("pre_tokenizer"), "pretokenizers"))
+    if any(part.get("type") not in _PRE_TOKENIZERS or part.get("behavior") == "Removed" for part in cuts):
+        return 0
+    shrinks = 1
+    for part in _parts(description.get("normalizer"), "normalizers"):
+        if part.get("type") == "NFC":
+            shrinks *= 4  # three letters of Hangul become one, and marks go into letters
+        elif part.get("type") not in ("Sequence", "Prepend") and part.get("pattern") != {"String": " "}:
+            return 0
+    return shrinks
+
+
+def _parts(component: Any, of_sequence: str) -> Iterator[dict[str, Any]]:
+    """A part of tokenizer.json, and the parts of a sequence."""
+    if isinstance(component, dict):
+        yield component
+        for part in component.get(of_sequence) or ():
+            yield from _parts(part, of_sequence)

@@ -26,6 +26,7 @@ from tqgguf.runtime.hook import Usage
 from tqgguf.runtime.kv_cache import BlockKVCache, can_go_back, make_prompt_cache
 from tqgguf.runtime.load import LoadedModel
 from tqgguf.runtime.prompt_pieces import PromptPieces
+from tqgguf.runtime.prompt_size import check_prompt
 from tqgguf.runtime.readings import Reads
 from tqgguf.runtime.snapshots import capture_layers, restore_layers
 
@@ -33,14 +34,6 @@ CLEAR_CACHE_EVERY = 256  # decoded tokens after which mlx returns unused buffers
 
 Progress = Callable[[int, int], None]
 """Called with (prompt tokens evaluated, prompt tokens in all)."""
-
-
-def check_prompt(n_tokens: int, n_ctx: int) -> None:
-    """Refuse a prompt that is empty or longer than the context."""
-    if not n_tokens:
-        raise RequestError("the prompt is empty: expected at least one token")
-    if n_tokens > n_ctx:
-        raise RequestError(f"the prompt has {n_tokens} tokens: expected at most {n_ctx}, the size of the context (-c)")
 
 
 def _combine(operation: Callable[[int, int], int], a: Reads, b: Reads) -> Reads:

@@ -32,6 +32,11 @@ class SpecialTokens:
         firsts = "".join(map(re.escape, self._lengths))
         self._firsts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
+    @property
+    def swallows_blanks(self) -> bool:
+        """Whether blanks can be lost beside a token."""
+        return bool(self._strip_left or self._strip_right)
+
     def split(self, text: str) -> list[str | int]:
         """`text` as a list of ids of special tokens and non-empty pieces of plain text between them."""
         fragments: list[str | int] = [text] if text else []

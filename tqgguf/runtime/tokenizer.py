@@ -6,14 +6,15 @@ Puts together the vocabulary, the special tokens inside text and the model that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
-from tqgguf.runtime.special_tokens import SpecialTokens
+from tqgguf.runtime.special_tokens import BLANKS, SpecialTokens
 from tqgguf.runtime.tokenizer_bpe import BpeModel
 from tqgguf.runtime.tokenizer_spm import SpmModel
 from tqgguf.runtime.vocabulary import PREFIX, TokenType, Vocabulary, read_flag, read_name, read_vocabulary, utf8
@@ -31,6 +32,8 @@ class TextModel(Protocol):
     backend: Backend | None
     add_bos: bool  # whether text begins with BOS when the metadata does not say
     requires_bos: bool  # whether it does so even if the metadata says no
+    lossy_bytes: bytes  # of text, that may give no token, as the vocabulary has none for them
+    strays: Sequence[str]  # what is taken apart into tokens though it is none
     space_prefix: bool  # whether text gets a space in front at its beginning and after special tokens
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
@@ -102,6 +105,20 @@ class Tokenizer:
         if add_special and self.add_eos:
             ids.append(self._id("eos"))
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """As many tokens at least `encode` makes of a text, which is not cut for that: no token is of more bytes than
+        the longest one.
+        """
+        data, lossy = utf8(text), self._model.lossy_bytes
+        if self._special.swallows_blanks:
+            lossy += BLANKS.encode()
+        return -(-(len(data) - sum(map(data.count, set(lossy)))) // self._longest)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token, or a few more: as it is spelt."""
+        return max(len(utf8(piece)) for piece in ("a", *self._vocabulary.tokens, *self._model.strays))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`: the inverse of `encode`, so the space that SentencePiece put in front goes away.

@@ -7,13 +7,14 @@ Builds a `tokenizers.Tokenizer` from token strings and merges. Knows nothing of 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Regex
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as Steps
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.runtime.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
@@ -50,7 +51,13 @@ class BpeModel:
         letters = () if row.spelt_out else BYTE_LETTERS
         pieces = {piece for left, right in merges for piece in (left, right, left + right)}.union(letters)
         strays = sorted(pieces - ids.keys())
+        self.strays: Sequence[str] = strays
         self._parts = {len(vocabulary) + n: self._take_apart(stray) for n, stray in enumerate(strays)}
+        lost = "".join(stray for stray, parts in zip(strays, self._parts.values(), strict=True) if not parts)
+        if row.spelt_out:
+            self.lossy_bytes = bytes(byte for byte in range(256) if f"<0x{byte:02X}>" not in ids) + lost.encode()
+        else:
+            self.lossy_bytes = bytes({BYTE_LETTERS[letter] for letter in lost if letter in BYTE_LETTERS})
         if strays:
             ids = ids | dict(zip(strays, self._parts, strict=True))
         self._merger = Backend(BPE(ids, merges, ignore_merges=row.ignore_merges, byte_fallback=row.spelt_out))
@@ -102,10 +109,10 @@ def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pre
     return PRETOKENIZERS[name]
 
 
-def build_pre_tokenizer(row: Pretokenizer) -> Sequence:
+def build_pre_tokenizer(row: Pretokenizer) -> Steps:
     """The `tokenizers` pre-tokenizer of a row: its regexes in order, then byte letters."""
     splits = [Split(Regex(regex), "isolated") for regex in row.regexes]
-    return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return Steps([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _spellable(ids: dict[str, int]) -> dict[str, int]:

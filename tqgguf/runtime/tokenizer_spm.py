@@ -9,7 +9,7 @@ Knows nothing of special tokens, BOS or EOS: `tokenizer.Tokenizer` hands it the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -28,6 +28,7 @@ class SpmModel:
     """
 
     backend: Backend | None = None
+    strays: Sequence[str] = ()
     add_bos = True
     requires_bos = False
 
@@ -40,6 +41,7 @@ class SpmModel:
         # Token text -> negated score: the smallest comes first from a heap.
         self._ranks: dict[str, float] = dict(zip(vocabulary.tokens, scores, strict=True))
         self._byte_ids = _find_byte_ids(vocabulary)
+        self.lossy_bytes = bytes(byte for byte, i in enumerate(self._byte_ids) if i is None)
         # Words merge one by one, and can be remembered, since hardly any token has a space after another character.
         glued = "".join(set(re.findall(f"([^{SPACE}]){SPACE}", "\0".join(vocabulary.tokens))) | {"\0"})
         self._word_edge = re.compile(f"(?<=[^{SPACE}{re.escape(glued)}])(?={SPACE})")
