@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf_builder import BOOL, F32, STRING, U32, U64, Tensor, Typed
 from hypothesis import given, settings
@@ -16,8 +17,9 @@ from snapshots import carrier_bytes, make_layer, make_snapshot
 from tqgguf.formats.errors import FormatError, TqggufError
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.rules import DefectError
-from tqgguf.formats.snapshot import Snapshot
+from tqgguf.formats.snapshot import SideSnapshot, Snapshot
 from tqgguf.formats.snapshot_read import open_snapshot, snapshot_defects
+from tqgguf.formats.stored_codec import StoredCodec
 
 SMALL = make_snapshot(
     140,
@@ -180,6 +182,23 @@ def test_a_sound_file_has_no_findings(tmp_path: Path) -> None:
     for snapshot in (SMALL, OPEN, make_snapshot(0), make_snapshot(1)):
         path.write_bytes(carrier_bytes(snapshot))
         assert defects(path) == []
+
+
+def test_rows_of_an_open_page_are_within_what_the_f16_tail_holds(tmp_path: Path) -> None:
+    """Blocks as llama.cpp writes them up to the last token; a cache keeps an open page in f16."""
+    path = tmp_path / "s.gguf"
+    blocks = StoredCodec.native("q8_0", 64, "v")
+    rows = blocks.encode(np.ones((140, 1, 64), np.float32))
+    layer = make_layer(0, 140, "f16", "f16", n_kv_heads=1)
+    snapshot = make_snapshot(140, replace(layer, v=SideSnapshot(blocks, rows)))
+    huge, name = b"\xff\x7b", "blk.0.attn_v.rows"  # 65504
+    path.write_bytes(carrier_bytes(snapshot, patch(name, 127 * 68, huge)))
+    assert defects(path) == []
+    path.write_bytes(carrier_bytes(snapshot, patch(name, 139 * 68, huge)))
+    (defect,) = defects(path)
+    with open_gguf(path) as file:
+        assert (defect.rule.id, defect.offset) == ("TQ322", file.tensors[name].offset + 128 * 68)
+    assert "token 139, head 0: expected values that f16 holds" in str(defect)
 
 
 def test_a_type_that_is_a_list_is_no_snapshot_s(tmp_path: Path) -> None:

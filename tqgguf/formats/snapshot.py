@@ -23,6 +23,7 @@ from tqgguf.formats.errors import FormatError
 from tqgguf.formats.fingerprint import Fingerprint
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.stored_codec import StoredCodec
+from tqgguf.formats.turbo import F16_MAX
 
 UNKNOWN_TOKEN = -1
 """Stands for a position whose token a foreign file does not know."""
@@ -62,6 +63,24 @@ class SideSnapshot:
     @property
     def n_tokens(self) -> int:
         return self.rows.shape[0] + (0 if self.tail is None else len(self.tail))
+
+    def open_page(self, start: int) -> NDArray[np.float16] | None:
+        """Values of the rows past the last page edge, which a cache holds as its f16 tail; None where there are none.
+        start: position of the first row. FormatError: f16 does not hold them.
+        """
+        end = start + self.rows.shape[0]
+        first = max(end - end % PAGE_TOKENS, start) - start
+        if self.codec.is_float or first >= self.rows.shape[0]:
+            return None
+        values = self.codec.decode(self.rows[first : self.rows.shape[0]])
+        too_large = np.abs(values) > F16_MAX
+        if too_large.any():
+            token, head, channel = (int(i) for i in np.argwhere(too_large)[0])
+            raise FormatError(
+                f"token {start + first + token}, head {head}: expected values that f16 holds, as of all tokens of an "
+                f"open page, found {values[token, head, channel]}"
+            )
+        return values.astype(np.float16)
 
     def slices(self) -> Iterator[NDArray[np.uint8]]:
         """All rows in slices of about SLICE_BYTES."""

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.balance import SCALE_LIMITS
+from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.checksums import damaged, n_entries
 from tqgguf.formats.codec import Side
+from tqgguf.formats.errors import FormatError
 from tqgguf.formats.finite import no_progress
 from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_reader import GGUFFile
@@ -160,6 +162,11 @@ def _row_defects(
             return  # one for each tensor: a damaged one may have millions
         token += len(rows)
         progress(0)
+    try:
+        held.open_page(layer.start)
+    except FormatError as error:
+        page = max(0, token - (layer.start + token) % PAGE_TOKENS)
+        yield _defect(file, "part-value", layer, side, "rows", page * n_bytes, str(error))
 
 
 def _prefix_defects(file: GGUFFile, layer: LayerSnapshot, side: Side, held: SideSnapshot) -> Iterator[DefectError]:
