@@ -13,14 +13,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from gguf_rows import SERVED, float64, matrix
 
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.codec import Codec, make_codec, resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.native.library import codec_struct, is_supported
+from tqgguf.formats.row_encoding import in_numpy
+from tqgguf.runtime.native.library import CodecStruct, codec_struct, is_supported, searched_struct
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "tqgguf" / "runtime" / "native"
@@ -50,10 +52,19 @@ def write_codecs(path: Path) -> None:
                     continue
                 assert is_supported(codec)
                 struct, values = codec_struct(codec), rows(head_dim)
-                file.write(bytes(struct) + np.int32(N_ROWS).tobytes() + values.tobytes())
-                if struct.is_encoded:
-                    codes, scales = codec.split(codec.encode(values))
-                    file.write(codes.tobytes() + scales.tobytes())
+                blocks = codec.encode(values) if struct.is_encoded else None
+                _write_codec(file, codec, struct, values, blocks)
+            codec = make_codec("iq4_nl", head_dim, None)
+            _write_codec(file, codec, searched_struct(codec), rows(head_dim), in_numpy("iq4_nl", rows(head_dim)))
+
+
+def _write_codec(
+    file: BinaryIO, codec: Codec, struct: CodecStruct, values: np.ndarray, blocks: np.ndarray | None
+) -> None:
+    file.write(bytes(struct) + np.int32(N_ROWS).tobytes() + values.tobytes())
+    if blocks is not None:
+        codes, scales = codec.split(blocks)
+        file.write(codes.tobytes() + scales.tobytes())
 
 
 def write_matrices(path: Path) -> None:

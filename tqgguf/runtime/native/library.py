@@ -166,7 +166,8 @@ def codec_struct(codec: Codec) -> CodecStruct:
 
 
 @functools.lru_cache(maxsize=16)
-def _searched_struct(codec: Codec) -> CodecStruct:
+def searched_struct(codec: Codec) -> CodecStruct:
+    """An iq4_nl codec as tq_encode alone takes it: with a search for the scale."""
     struct = CodecStruct.from_buffer_copy(codec_struct(codec))
     struct.kind, struct.is_encoded = _SEARCHED_KIND, 1
     boundaries = IQ4_NL_CODEBOOK.boundaries.tolist()
@@ -253,7 +254,7 @@ class Library:
 
     def encode_searched(self, codec: Codec, rows: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float16]] | None:
         """Likewise of weights, for an iq4_nl codec without rotation: with a search for the scale."""
-        return self._encode(codec, _searched_struct(codec), rows)
+        return self._encode(codec, searched_struct(codec), rows)
 
     def _encode(
         self, codec: Codec, struct: CodecStruct, rows: NDArray[Any]
