@@ -207,6 +207,13 @@ def test_a_damaged_file_is_refused_and_stays_as_it_is(llama: Runs) -> None:
     assert llama.cache.read_bytes() == b"hello"
 
 
+def test_a_file_whose_folder_cannot_be_searched_is_not_taken_for_a_missing_one(llama: Runs, tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")  # as root, whom no folder keeps out, may be running this
+    llama.cache = tmp_path / "circle" / "cache.gguf"
+    llama("one", "--prompt-cache-ro", status=1)
+    assert llama.err == f"tqgguf: error: {llama.cache}: cannot be opened: Too many levels of symbolic links\n"
+
+
 def test_a_place_that_cannot_be_written_is_said_before_any_work(llama: Runs, tmp_path: Path) -> None:
     for path, message in ((tmp_path / "no" / "file", "does not exist"), (tmp_path, "found a folder")):
         llama.cache = path
@@ -332,6 +339,17 @@ class TestLlamaCppSessions:
         assert llama.cache.read_bytes()[:8] == head
         held = open_carrier(llama.cache, Foreign(outline))
         assert len(held.tokens) > timing(first)[0]
+
+    def test_what_no_cache_can_take_up_is_refused_by_the_files_name(self, llama: Runs) -> None:
+        llama(TEXT[:300], "-ctk", "q8_0", "-ctv", "q8_0")
+        write_carrier(llama.cache, open_snapshot(llama.cache), FileKind.SESSION)
+        data = bytearray(llama.cache.read_bytes())
+        data[-34:-32] = b"\xff\x7b"  # the scale of the last block of V
+        data[-32:] = bytes([127]) * 32
+        llama.cache.write_bytes(data)
+        llama(TEXT[:300], "-ctk", "q8_0", "-ctv", "q8_0", status=1)
+        assert f"error: {llama.cache}: layer 1, V: token " in llama.err
+        assert "expected values that f16 holds" in llama.err
 
     def test_a_session_of_other_types_or_sizes_is_refused(self, llama: Runs, folder: Path) -> None:
         llama(TEXT[:1500])

@@ -156,7 +156,8 @@ def _write_llama(kind: Kind) -> Callable[[str, Snapshot, Target], None]:
 
 def _write_mlx(path: str, snapshot: Snapshot, target: Target) -> None:
     if target.type_k != target.type_v:
-        raise RequestError(f"mlx-lm's caches have one type for K and V, found {target.type_k} and {target.type_v}")
+        found = f"{target.type_k or 'the type that it has'} for K and {target.type_v or 'the type that it has'} for V"
+        raise RequestError(f"{path}: mlx-lm's caches have one type for K and V, found {found}")
     options = replace(target.mlx, cache_type=target.type_k, requantise=target.requantise)
     write_mlx_cache(path, snapshot, options)
 

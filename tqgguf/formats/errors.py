@@ -6,6 +6,9 @@ The command line prints an error's message as one line and exits with its `exit_
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class TqggufError(Exception):
     """Base of every error that tqgguf raises on purpose. `exit_status` is what a command line ends with."""
@@ -37,3 +40,13 @@ class UnsupportedModelError(RequestError):
 
 class MissingMLXError(RequestError, ImportError):
     """MLX is not installed, and what was asked for needs it. The message names the extra that installs it."""
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Puts a file's name before the message of an error that the block raises without knowing it."""
+    try:
+        yield
+    except (FormatError, EncodeError, RequestError) as error:
+        kind = next(kind for kind in (FormatError, EncodeError, RequestError) if isinstance(error, kind))
+        raise kind(f"{path}: {error}") from error

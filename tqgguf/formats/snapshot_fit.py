@@ -73,7 +73,7 @@ def _check_layer(path: str, layer: LayerSnapshot, shape: LayerShape) -> None:
         ("KV heads", shape.n_kv_heads, layer.n_kv_heads),
         ("head size of K", shape.head_dim_k, layer.k.codec.head_dim),
         ("head size of V", shape.head_dim_v, layer.v.codec.head_dim),
-        ("window", shape.window, layer.window),
+        ("window", shape.window or "none", layer.window or "none"),
     )
     for name, expected, found in fields:
         if expected != found:

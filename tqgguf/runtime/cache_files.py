@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tqgguf.formats.carriers import check_replaceable
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import RequestError, naming
 from tqgguf.formats.gguf_errors import shown
 from tqgguf.formats.snapshot import UNKNOWN_TOKEN, Snapshot
 from tqgguf.formats.snapshot_fit import check_cache, check_model, spec_of
@@ -104,5 +104,6 @@ def load_prompt_cache(
     spec = spec_of(snapshot, n_layers)
     check_cache(path, snapshot, spec, n_layers, n_ctx=snapshot.n_cells)
     made = make_prompt_cache(network, spec.type_k, spec.type_v, n_prefix=spec.n_prefix, balance=spec.balance)
-    restore_layers(snapshot, made)
+    with naming(path):
+        restore_layers(snapshot, made)
     return (made, snapshot.tokens[: snapshot.n_cells].tolist()) if return_tokens else made

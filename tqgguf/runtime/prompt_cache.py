@@ -9,6 +9,7 @@ flags.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ import numpy as np
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.cache_spec import CacheSpec
 from tqgguf.formats.carriers import Foreign, carrier_kind, open_carrier, write_carrier
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import RequestError, TqggufError, naming
 from tqgguf.formats.file_kind import FileKind
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
@@ -51,9 +52,10 @@ class PromptCache:
         return (self.snapshot.chunk or None) if self.snapshot is not None else None
 
     def give_to(self, session: Session) -> None:
-        """Begin a new session with what the file holds. Errors as `Session.adopt`."""
+        """Begin a new session with what the file holds. Errors as `Session.adopt`, with the file's name."""
         if self.snapshot is not None:
-            session.adopt(self.snapshot)
+            with naming(readable(self.path)):
+                session.adopt(self.snapshot)
 
     def is_outgrown_by(self, ids: Sequence[int]) -> bool:
         """Whether a prompt that was evaluated is to be kept: it is no beginning of what the file holds."""
@@ -88,7 +90,7 @@ def open_prompt_cache(
     if not reads_only:
         check_target(name)
     made = PromptCache(name, reads_only=reads_only, keeps_all=keeps_all)
-    if os.path.exists(name) and not (os.path.isfile(name) and os.path.getsize(name) == 0):
+    if _is_there(name):
         made.kind = carrier_kind(name)
         snapshot = open_carrier(name, Foreign(_outline(opened)))
         config = opened.config
@@ -96,6 +98,17 @@ def open_prompt_cache(
         check_model(readable(name), snapshot, config.architecture, opened.fingerprint, shapes, config.vocab_size)
         made.snapshot = snapshot
     return made
+
+
+def _is_there(name: str) -> bool:
+    """Whether a file holds anything. TqggufError: that cannot be told, as its folder may not be searched."""
+    try:
+        found = os.stat(name)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise TqggufError(f"{readable(name)}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+    return not stat.S_ISREG(found.st_mode) or found.st_size > 0
 
 
 def _outline(opened: OpenModel | OpenFolder) -> ModelOutline | None:

@@ -20,7 +20,7 @@ from tqgguf.formats.balance import RopeLayout
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.codec import Codec, Side
 from tqgguf.formats.cores import cores
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.page_rows import pages_to_rows, rows_to_pages
 from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot
@@ -64,7 +64,7 @@ def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
         )
     for number, layer in held.items():
         _check_settings(number, settings_of(layer), ours[number].settings)
-    planes = {(layer.layer, side): _Planes(layer.side(side), layer.start) for layer in held.values() for side in SIDES}
+    planes = {(layer.layer, side): _Planes(layer, side) for layer in held.values() for side in SIDES}
     mx.eval([array for made in planes.values() for array in made.arrays])
     with ThreadPoolExecutor(cores()) as pool:  # numpy lets other threads run while it copies
         for done in [pool.submit(*work) for made in planes.values() for work in made.fill()]:
@@ -79,7 +79,7 @@ def _check_settings(layer: int, found: LayerSettings, expected: LayerSettings) -
          f"{found.types.type_k} and {found.types.type_v}"),
         ("balance of K", expected.types.balance, found.types.balance),
         ("exact prefix", expected.types.n_prefix, found.types.n_prefix),
-        ("window", expected.window, found.window),
+        ("window", expected.window or "none", found.window or "none"),
         ("RoPE", _turning(expected.rope), _turning(found.rope)),
     )  # fmt: skip
     for name, wanted, there in fields:
@@ -172,9 +172,11 @@ class _Planes:
     side's own, which nobody reads.
     """
 
-    def __init__(self, side: SideSnapshot, start: int) -> None:
+    def __init__(self, layer: LayerSnapshot, name: Side) -> None:
+        side, start = layer.side(name), layer.start
         self.side, self.codec = side, side.codec.codec
-        self.padding = start % PAGE_TOKENS
+        self.start, self.padding = start, start % PAGE_TOKENS
+        self.where = f"layer {layer.layer}, {name.upper()}"
         self.arrays: list[mx.array] = []
         self.n_pages = 0 if self.codec.is_float else (self.padding + side.rows.shape[0]) // PAGE_TOKENS
         if self.n_pages:
@@ -204,10 +206,14 @@ class _Planes:
 
     def tail(self) -> NDArray[np.float16] | None:
         """The rows of the unfilled page: as they are, or decoded where they came in blocks."""
-        start, stop = self.n_pages * PAGE_TOKENS, self.padding + self.side.rows.shape[0]
-        if start >= stop:
-            return self.side.tail
-        return self.side.codec.decode(self.rows(start, stop)).astype(np.float16)
+        try:
+            page = self.side.open_page(self.start)
+        except FormatError as error:
+            raise FormatError(f"{self.where}: {error}") from error
+        if self.n_pages or not self.padding:
+            return self.side.tail if page is None else page
+        zeros = np.zeros((self.padding, self.side.rows.shape[1], self.side.codec.head_dim), np.float16)
+        return zeros if page is None else np.concatenate([zeros, page])
 
 
 def _restore(layer: LayerSnapshot, cache: BlockKVCache, k: _Planes, v: _Planes) -> None:
