@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from tqgguf.cli import options
+from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
 from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option
 
 SHOWN = "What is shown"
-EVERY_KEY = ""
 _METADATA = "--metadata"
 
 EXAMPLES = (
@@ -70,4 +70,4 @@ def inspect(
     """
     from tqgguf.cli import inspect_command  # lazily: --help need not wait for numpy
 
-    raise typer.Exit(inspect_command.inspect(file, tensors, metadata, json_output))
+    raise typer.Exit(inspect_command.inspect(InspectRequest(file, tensors, metadata, json_output)))

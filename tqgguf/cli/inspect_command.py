@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from tqgguf.cli import inspect_json, inspect_lists, inspect_text
-from tqgguf.cli.inspect import EVERY_KEY
+from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import CACHE_KINDS
 from tqgguf.formats.gguf_errors import shown
@@ -18,13 +18,13 @@ from tqgguf.formats.inspection import inspect as inspect_file
 from tqgguf.formats.inspection_facts import Inspection, MetadataValue
 
 
-def inspect(path: str, tensors: bool, key: str | None, json_output: bool) -> int:
-    """Print what is asked for and return the exit status. key: None for no metadata, EVERY_KEY for all."""
-    found = inspect_file(path)
+def inspect(request: InspectRequest) -> int:
+    """Print what is asked for and return the exit status."""
+    found, key, tensors = inspect_file(request.file), request.key, request.tensors
     entries = None if key is None else chosen(found, key)
-    if json_output:
-        in_full = key not in (None, EVERY_KEY)
-        print(json.dumps(inspect_json.as_json(found, tensors, entries, in_full), ensure_ascii=False), flush=True)
+    if request.json_output:
+        values = inspect_json.as_json(found, tensors, entries, request.in_full)
+        print(json.dumps(values, ensure_ascii=False), flush=True)
         return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines: list[str] = []
@@ -42,7 +42,7 @@ def inspect_cache(path: str, json_output: bool) -> int:
     kind = inspect_file(path).kind
     if kind not in CACHE_KINDS:
         raise RequestError(f"{path}: expected a prompt cache, found a file of kind {kind}; see `tqgguf inspect`")
-    return inspect(path, tensors=False, key=None, json_output=json_output)
+    return inspect(InspectRequest(path, json_output=json_output))
 
 
 def chosen(found: Inspection, key: str) -> Mapping[str, MetadataValue]:
