@@ -147,6 +147,15 @@ def test_names_that_are_not_utf8_are_shown_all_the_same(folder: Path, capsys: py
 def test_names_with_line_breaks_stay_on_their_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "a\nb\x1b.gguf").write_bytes(OVERLAP)
     assert run(capsys, "a\nb\x1b.gguf")[1].startswith("a\\nb\\x1b.gguf: TQ101 ")
+    for verb in ("validate", "inspect"):
+        for name in ("a\nb\x1b.gguf", "\x1b[31m\x07none.gguf"):
+            main([verb, name])
+            shown = capsys.readouterr()
+            lines = (shown.out + shown.err).splitlines()
+            assert lines and all(line.isprintable() for line in lines)
+    (folder / "c\x1b.gguf").write_bytes(tiny_gguf(TINY))
+    main(["inspect", "c\x1b.gguf"])
+    assert capsys.readouterr().out.startswith("c\\x1b.gguf: model")
 
 
 def test_many_files_come_out_in_their_order_however_many_threads(

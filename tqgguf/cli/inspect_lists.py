@@ -11,23 +11,12 @@ from typing import Any
 import numpy as np
 
 from tqgguf.cli.figures import aligned, size
+from tqgguf.cli.printable import printable
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.inspection_facts import DIMS_FASTEST_FIRST, Inspection, MetadataValue
 
 FIRST_ELEMENTS = 8
 """Of an array that is shown in part."""
-
-
-def printable(text: str) -> str:
-    """One line of text, with everything escaped that is not to be printed."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8, as `surrogateescape` has it
-        return f"\\x{code - 0xDC00:02x}"
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def clipped(text: str, width: int | None) -> str:

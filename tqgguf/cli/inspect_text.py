@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from tqgguf.cli.figures import aligned, size
-from tqgguf.cli.inspect_lists import printable
+from tqgguf.cli.printable import printable
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.formats.inspection_cache import CalibrationFacts, CodecUse, SnapshotFacts
 from tqgguf.formats.inspection_facts import KV_STEP, Inspection
@@ -21,7 +21,7 @@ _MISSING = "-"
 def lines(found: Inspection, width: int | None) -> list[str]:
     """width: of the terminal, to wrap to; None leaves each fact its line."""
     files = f" in {len(found.files)} files" if len(found.files) > 1 else ""
-    head = f"{readable(found.path)}: {found.kind}, {found.container}, {size(found.n_bytes)}{files}"
+    head = f"{printable(readable(found.path))}: {found.kind}, {found.container}, {size(found.n_bytes)}{files}"
     facts = [(label, text) for label, text in _facts(found) if text]
     facts += [("note", note) for note in found.notes]
     label_width = max((len(label) for label, _ in facts), default=0) + 2

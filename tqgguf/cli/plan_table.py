@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tqgguf.cli.figures import aligned, size
-from tqgguf.cli.inspect_lists import printable
+from tqgguf.cli.printable import printable
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.formats.memory_plan import GROWTH_SHARE, MOST_CONTEXT, CachePlan
 from tqgguf.formats.model_plan import FIDELITY, LAST_RESORT, ModelPlan, pair_label
@@ -28,7 +28,7 @@ def lines(plan: ModelPlan, is_machines: bool) -> list[str]:
     context = f"trained for {about.context_length:,} tokens" if about.context_length else "context not stated"
     named = ", ".join(filter(None, (about.architecture, about.name, context)))
     work = plan.workspace
-    found = [f"{readable(plan.path)}{of_files}: {printable(named)}"]
+    found = [f"{printable(readable(plan.path))}{of_files}: {printable(named)}"]
     facts = [
         ("memory", f"{size(plan.ask.memory)}{', all of this machine (--memory sets less)' if is_machines else ''}"),
         ("weights", f"{size(plan.weights)} on {_DEVICES[plan.ask.device]}, {size(plan.file_weights)} in the file"),

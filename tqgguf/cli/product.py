@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+from tqgguf.cli.printable import printable
+
 
 def name_product(path: str | os.PathLike[str]) -> None:
-    """The file's name as a line, in its own bytes."""
-    sys.stdout.buffer.write(os.fsencode(path) + b"\n")
+    """The file's name as a line: in its own bytes for a command, readable on a terminal."""
+    name = printable(os.fsdecode(path)).encode() if sys.stdout.isatty() else os.fsencode(path)
+    sys.stdout.buffer.write(name + b"\n")
     sys.stdout.flush()

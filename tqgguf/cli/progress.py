@@ -12,13 +12,14 @@ import time
 from typing import TextIO
 
 from tqgguf.cli.figures import size
+from tqgguf.cli.printable import printable
 
 REDRAW_SECONDS = 0.1
 
 
 def say(line: str) -> None:
-    """A line of the program on stderr."""
-    tell(f"tqgguf: {line}\n")
+    """A line of the program on stderr, with what must not be printed escaped: names of files are in it."""
+    tell(f"tqgguf: {printable(line)}\n")
 
 
 def tell(text: str) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tqgguf.cli.printable import printable
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.unexpected import unexpected
 from tqgguf.formats.belonging import ModelIdentity
@@ -67,9 +68,9 @@ def _identity(model: str) -> ModelIdentity:
 def _tell(outcome: Outcome, json_output: bool) -> Outcome:
     """Print what is not kept for the JSON array."""
     if isinstance(outcome.error, TqggufError):
-        say(f"error: {' '.join(str(outcome.error).split())}")
+        say(f"error: {outcome.error}")
     elif outcome.error is not None:
-        say(f"error: {outcome.paths[0]}: {' '.join(unexpected(outcome.error).split())}")
+        say(f"error: {outcome.paths[0]}: {unexpected(outcome.error)}")
     if not json_output:
         for finding in outcome.findings:
             print(_as_line(finding))
@@ -81,8 +82,7 @@ def _as_line(finding: Finding) -> str:
     rule = finding.rule
     severity = "" if finding.is_error else f" ({rule.severity})"
     place = "" if finding.offset is None else f" (at byte {finding.offset})"
-    file = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in readable(finding.file))
-    return f"{file}: {rule.id} {rule.name}{severity}: {finding.message}{place}"
+    return f"{printable(readable(finding.file))}: {rule.id} {rule.name}{severity}: {finding.message}{place}"
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:
