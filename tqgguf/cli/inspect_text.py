@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.printable import printable
+from tqgguf.formats.file_kind import FileKind, gguf_purpose
 from tqgguf.formats.gguf_errors import readable
 from tqgguf.formats.inspection_cache import CalibrationFacts, CodecUse, SnapshotFacts
 from tqgguf.formats.inspection_facts import KV_STEP, Inspection
@@ -47,8 +48,10 @@ def _facts(found: Inspection) -> Facts:
         yield from _calibration(about)
     elif isinstance(about, StateSummary):
         yield from _state(about)
-    elif "general.architecture" in found.metadata:
-        yield "architecture", str(found.metadata["general.architecture"].value)
+    elif found.kind is FileKind.GGUF:
+        values = {key: entry.value for key, entry in found.metadata.items()}
+        yield "purpose", gguf_purpose(values.get, ())
+        yield "architecture", str(values.get("general.architecture", ""))
     if found.metadata:
         entries, tensors = _count(len(found.metadata), "entry"), _count(len(found.tensors), "tensor")
         yield "metadata", f"{entries} (--metadata), {tensors} (--tensors)"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf_types import MAGIC
 
 HEAD_BYTES: Final = 512
@@ -36,6 +37,13 @@ GENERAL_TYPES: Final[dict[str, FileKind]] = {
     "kv-calibration": FileKind.CALIBRATION,
 }
 """Values of `general.type` in a GGUF; any other is FileKind.GGUF. Where it is absent, the architecture decides."""
+
+OTHER_PURPOSES: Final[dict[str, str]] = {
+    "adapter": "a LoRA adapter, to be used beside a model",
+    "mmproj": "a projector of images or sound, to be used beside a model",
+    "imatrix": "an importance matrix, for quantising a model",
+}
+"""In words, what llama.cpp's further values of `general.type` mean."""
 
 STATE_MAGICS: Final[dict[bytes, FileKind]] = {b"nsgg": FileKind.SESSION, b"qsgg": FileKind.SEQUENCE}
 
@@ -107,6 +115,24 @@ def gguf_kind(value_of: Callable[[str], Any], tensor_names: Iterable[str]) -> Fi
     if value_of("general.architecture") is not None or any(map(is_model_tensor, tensor_names)):
         return FileKind.MODEL
     return FileKind.GGUF
+
+
+def gguf_purpose(value_of: Callable[[str], Any], tensor_names: Iterable[str]) -> str:
+    """What a GGUF is, in words, whatever its kind."""
+    kind = gguf_kind(value_of, tensor_names)
+    if kind is not FileKind.GGUF:
+        return f"a {kind}"
+    said = value_of("general.type")
+    if not isinstance(said, str):
+        return "a GGUF that does not say what it is"
+    return OTHER_PURPOSES.get(said, f"a GGUF of type {said!r}")
+
+
+def check_is_model(path: str, value_of: Callable[[str], Any], tensor_names: Iterable[str]) -> None:
+    """FormatError for a GGUF of another purpose."""
+    names = list(tensor_names)
+    if gguf_kind(value_of, names) is not FileKind.MODEL:
+        raise FormatError(f"{path}: expected a model, found {gguf_purpose(value_of, names)}")
 
 
 def is_model_tensor(name: str) -> bool:

@@ -21,13 +21,14 @@ import numpy as np
 
 from tqgguf.formats import gguf_rules
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.gguf_cursor import Buffer, raise_errors
+from tqgguf.formats.gguf_cursor import Buffer, Report, raise_errors
 from tqgguf.formats.gguf_errors import GgufError, shown
 from tqgguf.formats.gguf_metadata import MetadataAccess
 from tqgguf.formats.gguf_parse import ParsedGguf, parse
 from tqgguf.formats.gguf_split import judge_set, shard_paths
 from tqgguf.formats.gguf_types import GGML_TYPES, ggml_type_name
 from tqgguf.formats.mapped_file import forget_pages, map_file, release
+from tqgguf.formats.rules import DefectError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,19 @@ class GGUFFile(MetadataAccess):
     version, alignment (bytes), data_start (offset of the data section) and metadata are the first shard's. Metadata
     values are int, float, bool and str; arrays of numbers are read-only numpy arrays of the file's type that may be
     unaligned, arrays of strings are lists, and arrays of arrays lists of either. Bytes of strings that are not
-    UTF-8 are kept as surrogates (`surrogateescape`); `text` and `texts` refuse them.
+    UTF-8 are kept as surrogates (`surrogateescape`); `text` and `texts` refuse them. cut: what is wrong with a file
+    that ends before its tensors do and was opened nevertheless.
     """
 
-    def __init__(self, path: str, paths: tuple[str, ...], buffers: list[Buffer], files: list[ParsedGguf]) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: str,
+        paths: tuple[str, ...],
+        buffers: list[Buffer],
+        files: list[ParsedGguf],
+        cut: DefectError | None = None,
+    ) -> None:
+        self.path, self.cut = path, cut
         self.paths = paths
         self.version = files[0].version
         self.alignment = gguf_rules.alignment(files[0])
@@ -93,6 +102,8 @@ class GGUFFile(MetadataAccess):
             raise TqggufError(f"{self.path}: tensor {shown(name)} was asked for after the file was closed")
         if not info.n_bytes:
             return np.empty(0, np.uint8)
+        if self.cut is not None and info.offset + info.n_bytes > len(self._buffers[info.shard]):
+            raise self.cut
         return np.frombuffer(self._buffers[info.shard], np.uint8, info.n_bytes, info.offset)
 
     def array(self, name: str) -> np.ndarray:
@@ -147,25 +158,35 @@ class GGUFFile(MetadataAccess):
         return f"<GGUFFile {self.path!r}: {len(self.metadata)} metadata entries, {len(self.tensors)} tensors>"
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+def open_gguf(path: str | os.PathLike[str], *, even_cut: bool = False) -> GGUFFile:
     """Opens and checks a GGUF file. Of a split model (`NAME-00001-of-0000N.gguf`), any shard opens all of them.
+
+    even_cut: also one whose tensor data is not all there, for its header; `GGUFFile.cut` tells.
 
     Raises GgufError (a FormatError) for a damaged file or set, TqggufError for what is not there, not a regular file,
     or not readable.
     """
     name = os.fsdecode(path)
     buffers: list[Buffer] = [map_file(name, "a GGUF file")]
+    cuts: list[DefectError] = []
+
+    def judged(defect: DefectError) -> None:
+        if even_cut and defect.code == "truncated-data":
+            cuts.append(defect)
+        else:
+            raise_errors(defect)
+
     try:
-        files = [_parse_sound(buffers[0], name)]
+        files = [_parse_sound(buffers[0], name, judged)]
         paths, index = shard_paths(files[0])
         if len(paths) > 1:
             mapped, parsed = buffers.pop(), files.pop()
             for i, shard in enumerate(paths):
                 buffers.append(mapped if i == index else map_file(shard, "a GGUF file"))
-                files.append(parsed if i == index else _parse_sound(buffers[i], shard))
+                files.append(parsed if i == index else _parse_sound(buffers[i], shard, judged))
             for defect in judge_set(files):
                 raise_errors(defect)
-        return GGUFFile(name, paths, buffers, files)
+        return GGUFFile(name, paths, buffers, files, cuts[0] if cuts else None)
     except BaseException:
         for buffer in buffers:
             release(buffer)
@@ -188,8 +209,8 @@ def _tensor_infos(parsed: ParsedGguf, shard: int) -> list[TensorInfo]:
     ]
 
 
-def _parse_sound(buffer: Buffer, path: str) -> ParsedGguf:
+def _parse_sound(buffer: Buffer, path: str, judged: Report) -> ParsedGguf:
     parsed = parse(buffer, path)
     for defect in gguf_rules.judge(parsed):
-        raise_errors(defect)
+        judged(defect)
     return parsed

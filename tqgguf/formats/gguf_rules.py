@@ -201,6 +201,7 @@ def _shapes(parsed: ParsedGguf) -> Iterator[GgufError]:
 def _extents(parsed: ParsedGguf) -> Iterator[GgufError]:
     start, unit = data_start(parsed), alignment(parsed)
     due: int | None = 0  # where llama.cpp expects the next tensor; None behind one of unknown size
+    missing: list[tuple[TensorRecord, int, int]] = []  # in their due place, and beyond the file's end
     for tensor in parsed.tensors:
         offset, at, name = tensor.data_offset, tensor.offset_offset, tensor.name
         what = f"tensor {shown(name)} ({ggml_type_name(tensor.type_id)})"
@@ -219,17 +220,24 @@ def _extents(parsed: ParsedGguf) -> Iterator[GgufError]:
             yield GgufError("offset-overflow", parsed.path, message, offset=at, tensor=name, found=offset)
         # without any data, even the padding before the data section may be left out
         elif end > (parsed.size if size != 0 else max(parsed.size, start)):
-            is_due = due in (None, offset)
-            wanted = f"a file of at least {end} bytes"
-            message = (
-                f"{'truncated in the tensor data: ' if is_due else ''}{what} lies at bytes {begin} to {end}, expected "
-                f"{wanted}, found {parsed.size}; the download is incomplete or the file is damaged"
-            )
-            code = "truncated-data" if is_due else "tensor-past-end"
-            yield GgufError(
-                code, parsed.path, message, offset=at, tensor=name, expected=wanted, found=f"{parsed.size} bytes"
-            )
+            if due in (None, offset):
+                missing.append((tensor, begin, end))
+            else:
+                yield _beyond(parsed, tensor, "tensor-past-end", f"{what} lies at bytes {begin} to {end}", end)
         due = None if due is None or size is None else due + padded(size, unit)
+    if missing:
+        first, begin, end = missing[0]
+        others = f", {len(missing) - 1} more behind it" if len(missing) > 1 else ""
+        what = f"truncated in the tensor data: tensor {shown(first.name)} ({ggml_type_name(first.type_id)})"
+        where = f"{what} lies at bytes {begin} to {end}{others}"
+        yield _beyond(parsed, first, "truncated-data", where, max(end for _, _, end in missing))
+
+
+def _beyond(parsed: ParsedGguf, tensor: TensorRecord, code: str, what: str, end: int) -> GgufError:
+    wanted, found = f"a file of at least {end} bytes", f"{parsed.size} bytes"
+    message = f"{what}, expected {wanted}, found {parsed.size}; the download is incomplete or the file is damaged"
+    at = tensor.offset_offset
+    return GgufError(code, parsed.path, message, offset=at, tensor=tensor.name, expected=wanted, found=found)
 
 
 def _spans(parsed: ParsedGguf) -> list[tuple[int, int, TensorRecord]]:

@@ -36,7 +36,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     head = read_head(name, HEAD_BYTES, KNOWN_KINDS)
     kind = kind_by_head(head)
     if kind is FileKind.GGUF:
-        with open_gguf(name) as file:
+        with open_gguf(name, even_cut=True) as file:
             return _inspect_gguf(file)
     if kind is FileKind.SAFETENSORS:
         return inspect_safetensors(name)
@@ -56,8 +56,11 @@ def _inspect_gguf(file: GGUFFile) -> Inspection:
     about: Any = None
     notes: tuple[str, ...] = ()
     costs: dict[str, Any] = {}
+    if file.cut is not None and kind is not FileKind.MODEL:
+        raise file.cut
     if kind is FileKind.MODEL:
         about, shapes, notes = model_facts(file)
+        notes = notes if file.cut is None else (file.cut.bare, *notes)
         n_context = about.context_length or DEFAULT_CONTEXT
         costs = {"costs": kv_costs(shapes, n_context), "n_context": n_context}
     elif kind is FileKind.SNAPSHOT:

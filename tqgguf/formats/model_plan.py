@@ -14,8 +14,8 @@ from sys import platform
 
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.cache_spec import PRESETS, CacheSpec
-from tqgguf.formats.errors import FormatError, RequestError
-from tqgguf.formats.file_kind import FileKind, gguf_kind
+from tqgguf.formats.errors import RequestError
+from tqgguf.formats.file_kind import check_is_model
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.inspection_facts import DEFAULT_CONTEXT
 from tqgguf.formats.inspection_model import ModelFacts, PerLayer, model_facts
@@ -91,10 +91,8 @@ def plan_model(path: str | os.PathLike[str], ask: Ask) -> ModelPlan:
         raise RequestError(
             f"{os.fsdecode(path)}: expected a GGUF file, found a folder; `tqgguf inspect` sizes its cache"
         )
-    with open_gguf(path) as file:
-        kind = gguf_kind(file.metadata.get, file.tensors)
-        if kind is not FileKind.MODEL:
-            raise FormatError(f"{file.path}: expected a model, found a file of kind {kind}")
+    with open_gguf(path, even_cut=True) as file:
+        check_is_model(file.path, file.metadata.get, file.tensors)
         about, shapes, notes = model_facts(file)
         weights, file_weights = held_bytes(file, ask.device), file_bytes(file)
         path, n_files = file.path, len(file.paths)

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from tqgguf.formats.embedded import embedded_model
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.file_kind import check_is_model
 from tqgguf.formats.fingerprint import Fingerprint, fingerprint_gguf
 from tqgguf.formats.gguf_cursor import raise_errors
 from tqgguf.formats.gguf_model_rules import judge_metadata
@@ -50,6 +51,7 @@ class OpenModel:
         self, file: GGUFFile, *, rope_freq_base: float | None = None, rope_freq_scale: float | None = None
     ) -> None:
         self.file = file
+        check_is_model(file.path, file.metadata.get, file.tensors)
         find_architecture(file.text("general.architecture"))
         self.config = override_rope(read_model_config(file), freq_base=rope_freq_base, freq_scale=rope_freq_scale)
         check_served(self.config)
