@@ -14,6 +14,10 @@ from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.gguf_cursor import Buffer
 
 
+_FOLIO_BYTES = 1 << 21
+"""The most that Linux maps at once."""
+
+
 def map_file(path: str, expected: str) -> Buffer:
     """The whole of a regular file, memory-mapped read-only; b"" for an empty one, which cannot be mapped.
 
@@ -74,10 +78,11 @@ def release(buffer: Buffer) -> None:
 def forget_pages(buffer: Buffer, start: int, stop: int) -> None:
     """Let the system take back the memory of whole pages within a range that will not be read again soon.
 
-    The bytes stay what they are; a copy that the system holds of the file stays too.
+    The bytes stay what they are; a copy that the system holds of the file stays too. A little of what lies before goes
+    as well: reading a page maps all that the system holds together with it, forgotten pages among them.
     """
     if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        first = -(-max(start - _FOLIO_BYTES, 0) // mmap.PAGESIZE) * mmap.PAGESIZE
         last = stop // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             buffer.madvise(mmap.MADV_DONTNEED, first, last - first)
