@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -128,3 +130,44 @@ def test_float_types_are_left_to_mlx(types: tuple[str, str]) -> None:
     outcomes = [case.run() for case in attention_cases(KernelReading(launcher), 64, *types)]
     assert [(o.detail, o.error) for o in outcomes if o.error > (8e-3 if "bf16" in types else o.limit)] == []
     assert not launcher.launched
+
+
+@lru_cache
+def grown(by: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Answers and the state's arrays after steps of few rows, each joined to the tails as `by` says."""
+    cache, _ = filled(KernelReading(EmulatedLauncher()), 130)
+    if by == "observer":  # who watches queries sees whole tails
+        cache.usage.observer = lambda *_: None
+    rng, outs = np.random.default_rng(15), []
+    for n in (1, 3, 1):
+        k, v, q = (
+            mx.array(rng.standard_normal((1, heads, n, HEAD_DIM)).astype(np.float16))
+            for heads in (N_KV_HEADS, N_KV_HEADS, N_HEADS)
+        )
+        keys, values = cache.update_and_fetch(k, v)
+        if by == "state":
+            assert cache.state[-1][3].shape[1] == cache.offset % 128
+        if by == "fallback":
+            outs.append(np.array(mx.fast.scaled_dot_product_attention(q, keys, values, scale=0.1, mask="causal")))
+        else:
+            outs.append(np.array(hook.scaled_dot_product_attention(q, keys, values, scale=0.1, mask="causal")))
+    return outs, [np.array(array) for arrays in cache.state[-2:] for array in arrays if array is not None]
+
+
+@pytest.mark.parametrize("by", ["observer", "state", "fallback"])
+def test_new_rows_reach_the_tails_whoever_needs_them_first(by: str) -> None:
+    outs, state = grown(by)
+    expected_outs, expected_state = grown("attention")
+    assert all(map(np.array_equal, state, expected_state))
+    limit = 3e-3 if by == "fallback" else 0
+    errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(outs, expected_outs, strict=True)]
+    assert max(errors) <= limit
+
+
+def test_one_step_can_be_attended_from_twice() -> None:
+    # models share a layer's keys and values with later layers
+    cache, _ = filled(KernelReading(EmulatedLauncher()), 300)
+    x = mx.array(np.random.default_rng(13).standard_normal((1, N_HEADS, 1, HEAD_DIM)).astype(np.float16))
+    keys, values = cache.update_and_fetch(x[:, :N_KV_HEADS], x[:, N_KV_HEADS : 2 * N_KV_HEADS])
+    first, second = (np.array(hook.scaled_dot_product_attention(x, keys, values, scale=0.1)) for _ in range(2))
+    assert np.array_equal(first, second)

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from tqgguf.formats.codec import Codec
-from tqgguf.runtime.kernels.decode_attention import attend_blocks
+from tqgguf.runtime.kernels.decode_attention import attend_blocks, grow_and_attend
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
@@ -83,6 +83,39 @@ class KernelReading(MlxReading):
             return super().dequantise(side, offset, dtype)
         coded_end = max(offset // PAGE, side.pages_start) * PAGE
         return decode_all(self.launcher, side, coded_end, dtype)
+
+    def grows_late(self, k: Codec, v: Codec, n_rows: int) -> bool:
+        return n_rows <= self.most_rows and is_supported(k) and is_supported(v)
+
+    def dequantise_late(self, side: SideView, offset: int, new: mx.array) -> mx.array:
+        dtype, start = new.dtype, side.pages_start * PAGE
+        tail = side.rows[None].astype(dtype)
+        if start == side.rows_start:
+            return mx.concatenate([tail, new], axis=2)
+        blocks = side.kept.get(dtype)
+        if blocks is None:  # for the whole page, since hardly anybody evaluates it
+            rows = decode_rows(self.launcher, side, start, side.rows_start, dtype=_kernel_type(dtype))
+            blocks = side.kept[dtype] = rows[None].astype(dtype)
+        return mx.concatenate([blocks, tail, new], axis=2)
+
+    def answer_late(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        new: tuple[mx.array, mx.array],
+        *,
+        offset: int,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+        reads: Reads,
+    ) -> tuple[mx.array, mx.array, mx.array] | None:
+        if q.dtype not in _QUERY_TYPES:
+            return None
+        found = grow_and_attend(self.launcher, q, k, v, new, offset=offset, scale=scale, window=window, sinks=sinks)
+        reads.count_page(offset, offset + q.shape[2], k.codec, v.codec, window, prefix_length(k, v))
+        return found
 
     def answer(
         self,
@@ -256,6 +289,10 @@ def _start(k: SideView, v: SideView, offset: int, window: int | None) -> int:
     """The first position that the step reads, at a page's edge."""
     held = max(k.first_page, v.first_page)
     return PAGE * (held if window is None else max(held, max(0, offset - window + 1) // PAGE))
+
+
+def _kernel_type(dtype: mx.Dtype) -> mx.Dtype:
+    return dtype if dtype in _QUERY_TYPES else mx.float32
 
 
 def _can_encode(codec: Codec, rows: mx.array) -> bool:

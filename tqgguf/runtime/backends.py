@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import mlx.core as mx
 
 from tqgguf.runtime.attention_c import CReading
@@ -17,9 +19,15 @@ def default_reading() -> Reading:
     """On a CPU the C library, or numpy where it was not built; the kernels on a GPU."""
     if mx.default_device() != mx.cpu:
         family = gpu_family()
-        return MlxReading() if family is None else KernelReading(MlxLauncher(family))
+        return MlxReading() if family is None else KernelReading(_launcher(family))
     library = load_library()
     return NumpyReading() if library is None else CReading(library)
+
+
+@lru_cache
+def _launcher(family: str) -> MlxLauncher:
+    """One for all layers: they share what it has prepared."""
+    return MlxLauncher(family)
 
 
 def gpu_family() -> str | None:

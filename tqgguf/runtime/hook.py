@@ -19,7 +19,7 @@ from mlx_lm.models import base
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.kv_balance import ChannelScale
-from tqgguf.runtime.kv_sides import SideView, Waiting
+from tqgguf.runtime.kv_sides import Growth, SideView, Waiting
 from tqgguf.runtime.readings import Reading, Reads
 
 _MODELS = "mlx_lm.models"
@@ -41,9 +41,12 @@ class Usage:
     observer: Callable[[Step, mx.array, float], None] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Step:
-    """One update of a layer's cache: its sides as attention may read them, and where its rows stand."""
+    """One update of a layer's cache: its sides as attention may read them, and where its rows stand.
+
+    Nobody changes one; frozen, it would take four times as long to make, for every layer and token.
+    """
 
     k: SideView
     v: SideView
@@ -58,6 +61,8 @@ class Step:
     """Counts the queries, while it is open."""
     waiting: Waiting | None = None
     """Has what is read of K, instead of `k`, where pages were not encoded before the queries are known."""
+    growth: Growth | None = None
+    """Has the step's rows, which are not among those of `k` and `v`, where attention is to join them."""
 
     def open(self) -> None:
         """Count the step as a fallback until somebody attends from it."""
@@ -75,14 +80,34 @@ class Step:
             self.scale.observe(q[0], self.offset, self.k.rows.shape[0])
         if self.usage.observer is not None:
             self.usage.observer(self, q, scale)
+        window = window if self.window is None else self.window
+        k, v = self.k if self.waiting is None else self.waiting.view(), self.v
+        growth = self.growth
+        if growth is not None and growth.rows is None:
+            answer = self.reading.answer_late(
+                q,
+                k,
+                v,
+                growth.new,
+                offset=self.offset,
+                scale=scale,
+                window=window,
+                sinks=sinks,
+                reads=self.usage.reads,
+            )
+            if answer is not None:
+                growth.take(answer[1:])
+                return answer[0]
+        if growth is not None:
+            k, v = (view.with_rows(rows) for view, rows in zip((k, v), growth.join(), strict=True))
         return attend(
             q,
-            self.k if self.waiting is None else self.waiting.view(),
-            self.v,
+            k,
+            v,
             offset=self.offset,
             scale=scale,
             reading=self.reading,
-            window=window if self.window is None else self.window,
+            window=window,
             sinks=sinks,
             reads=self.usage.reads,
             own_from_blocks=self.own_from_blocks,
@@ -108,8 +133,10 @@ class Step:
 
     @property
     def _n_reads(self) -> int:
-        keys = range(self.offset + 1, self.offset + self.n_rows + 1)
-        return sum(keys) if self.window is None else sum(min(n, self.window) for n in keys)
+        end = self.offset + self.n_rows
+        if self.window is None:
+            return (self.offset + 1 + end) * self.n_rows // 2
+        return sum(min(n, self.window) for n in range(self.offset + 1, end + 1))
 
 
 class LazyKV(mx.array):

@@ -25,7 +25,7 @@ from tqgguf.runtime import hook
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv_balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv_settings import N_SCALARS, LayerSettings, is_whole, layer_codec
-from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, SideView, Waiting
+from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, Growth, SideView, Waiting
 from tqgguf.runtime.planes import Plane
 from tqgguf.runtime.readings import Reading
 from tqgguf.runtime.rope_layout import rope_layouts
@@ -77,8 +77,21 @@ class BlockKVCache(_BaseCache):
         self.usage, self.reading = usage, reading
         self.channel_scale = None if channel_scale is None else checked_scale(channel_scale, f"layer {self.layer}")
         self.offset = 0
-        self.sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
+        self._sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
+        self._growth: Growth | None = None
         self._last_kind: Any = None
+
+    @property
+    def sides(self) -> tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None:
+        """K's and V's, with every row."""
+        if self._growth is not None:
+            self._growth.join()
+            self._growth = None
+        return self._sides
+
+    @sides.setter
+    def sides(self, sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None) -> None:
+        self._sides, self._growth = sides, None
 
     def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
         types, rope = self.settings.types, self.settings.rope
@@ -105,8 +118,11 @@ class BlockKVCache(_BaseCache):
         """
         step = self.update(keys, values)
         fetched = []
-        for view, new in zip((step.k, step.v), (keys, values), strict=True):
-            lazy = hook.LazyKV(self.reading.dequantise(view, step.offset, new.dtype))
+        for view, new in ((step.k, keys), (step.v, values)):
+            if step.growth is None:
+                lazy = hook.LazyKV(self.reading.dequantise(view, step.offset, new.dtype))
+            else:
+                lazy = hook.LazyKV(self.reading.dequantise_late(view, step.offset, new))
             lazy.step = step
             fetched.append(lazy)
         return fetched[0], fetched[1]
@@ -144,26 +160,45 @@ class BlockKVCache(_BaseCache):
 
     def _grow(self, keys: mx.array, values: mx.array) -> hook.Step | None:
         """The step of rows that only make the tails longer, as most steps of decoding do; None for others."""
-        if self.sides is None or not self.settings.has_tail:
+        sides = self.sides
+        if sides is None or not self.settings.has_tail:
             return None
         n_rows = keys.shape[2]
-        k_side, v_side = self.sides
+        k_side, v_side = sides
         if not (isinstance(k_side, BlockSide) and isinstance(v_side, BlockSide) and k_side.can_grow(n_rows)):
             return None
         if self.window is not None and self._first_needed(self.offset) > k_side.first_page:
             return None
-        k_rows, v_rows = self.reading.join_sides((k_side.tail, v_side.tail), (keys, values))
-        step = self._step(k_side.grown(k_rows), v_side.grown(v_rows), n_rows, _open_scale(k_side), None)
+        growth = Growth((k_side, v_side), (keys, values), self.reading)
+        scale, usage = _open_scale(k_side), self.usage
+        watched = scale is not None or usage.observer is not None or self.layer in usage.unattended
+        late = not watched and self.reading.grows_late(k_side.codec, v_side.codec, n_rows)
+        if late:
+            k_rows, v_rows = k_side.tail, v_side.tail
+        else:
+            k_rows, v_rows = self.reading.join_sides((k_side.tail, v_side.tail), growth.new)
+        assert k_rows is not None and v_rows is not None
+        step = self._step(k_side.grown(k_rows), v_side.grown(v_rows), n_rows, scale, None, growth if late else None)
         step.open()
-        k_side.take(k_rows)
-        v_side.take(v_rows)
+        if late:
+            self._growth = growth
+        else:
+            growth.take((k_rows, v_rows))
+            for view in (step.k, step.v):
+                view.kept.clear()  # of `dequantise_late`: if the model reads it, it takes up memory
         self.offset += n_rows
         if self.window is not None:
             self._release()
         return step
 
     def _step(
-        self, k: SideView, v: SideView, n_rows: int, scale: ChannelScale | None, waiting: Waiting | None
+        self,
+        k: SideView,
+        v: SideView,
+        n_rows: int,
+        scale: ChannelScale | None,
+        waiting: Waiting | None,
+        growth: Growth | None = None,
     ) -> hook.Step:
         return hook.Step(
             k,
@@ -177,6 +212,7 @@ class BlockKVCache(_BaseCache):
             own_from_blocks=not self.settings.has_tail,
             scale=scale,
             waiting=waiting,
+            growth=growth,
         )
 
     def _settle(self) -> None:

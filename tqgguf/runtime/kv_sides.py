@@ -149,6 +149,37 @@ class Waiting:
         return self._view
 
 
+class Joiner(Protocol):
+    """The part of a reading that appends rows to K's and V's tails."""
+
+    def join_sides(
+        self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
+    ) -> tuple[mx.array, mx.array]:
+        """f16 rows and new ones after them."""
+
+
+class Growth:
+    """New rows [1, n_kv_heads, rows, head_dim] of K and V that only make tails longer.
+
+    The attention that reads them joins them; whoever else needs tails before that, or none attends, calls `join`.
+    """
+
+    def __init__(self, sides: tuple[BlockSide, BlockSide], new: tuple[mx.array, mx.array], joiner: Joiner) -> None:
+        self.sides, self.new, self.joiner = sides, new, joiner
+        self.rows: tuple[mx.array, mx.array] | None = None
+
+    def join(self) -> tuple[mx.array, mx.array]:
+        """Both tails with the new rows."""
+        if self.rows is None:
+            self.take(self.joiner.join_sides((self.sides[0].tail, self.sides[1].tail), self.new))
+        assert self.rows is not None
+        return self.rows
+
+    def take(self, rows: tuple[mx.array, mx.array]) -> None:
+        """The tails as somebody has joined them."""
+        self.rows = self.sides[0].tail, self.sides[1].tail = rows
+
+
 @dataclass
 class BlockSide:
     """Whole pages as blocks, the last unfilled page and the exact prefix in f16.
@@ -202,17 +233,13 @@ class BlockSide:
         return n_held + n_rows < PAGE and (n_held >= self.n_prefix or self.end_page > 0)
 
     def grown(self, rows: mx.array) -> SideView:
-        """What a step reads that `can_grow` holds for, by its tail with the new rows; `take` then keeps them."""
+        """What a step reads that `can_grow` holds for, by its tail with the new rows (or without them yet)."""
         last, codes = self._last_view, self.codes.read()
         scale = None if self.scale is None else self.scale.value
         same = last is not None and last.codes is codes and last.prefix is self.prefix and last.channel_scale is scale
         if last is None or not same or last.rows_start != self.end_page * PAGE:
             last = self._last_view = self._view(rows, self.end_page * PAGE)
         return last.with_rows(rows)
-
-    def take(self, rows: mx.array) -> None:
-        """Hold these rows as the tail."""
-        self.tail = rows
 
     def encode_waiting(self, rows: mx.array) -> SideView:
         """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""

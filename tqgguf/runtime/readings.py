@@ -143,6 +143,30 @@ class Reading(Protocol):
             parts = [side.prefix, blocks[:, side.prefix.shape[1] :], side.rows]
         return mx.concatenate(parts, axis=1).astype(dtype)[None]
 
+    def grows_late(self, k: Codec, v: Codec, n_rows: int) -> bool:
+        """Whether steps that only make tails longer are joined to them by `answer_late`, together with attention."""
+        return False
+
+    def dequantise_late(self, side: SideView, offset: int, new: mx.array) -> mx.array:
+        """`dequantise` of a side to whose tail new rows are still to be joined."""
+        return self.dequantise(side.with_rows(self.join(side.rows, new)), offset, new.dtype)
+
+    def answer_late(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        new: tuple[mx.array, mx.array],
+        *,
+        offset: int,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+        reads: Reads,
+    ) -> tuple[mx.array, mx.array, mx.array] | None:
+        """`answer`, and K's and V's tails with the new rows; None where `answer` is to be asked."""
+        return None
+
     def matmul(self, a: Any, b: Any) -> Any:
         """float32 [n, rows, inner] @ [n, inner, columns]."""
 

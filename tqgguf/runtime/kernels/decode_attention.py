@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -17,7 +18,17 @@ from tqgguf.runtime.kernels.geometry import (
     decode_geometry,
     n_coded_splits,
 )
-from tqgguf.runtime.kernels.launch import Call, Kernel, Launcher, Template, Threads, position_array, sizes_array
+from tqgguf.runtime.kernels.launch import (
+    Call,
+    Kernel,
+    Launcher,
+    Template,
+    Threads,
+    position_array,
+    sizes_array,
+    sizes_of,
+)
+from tqgguf.runtime.kernels.pages import JOIN, join_with
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
 from tqgguf.runtime.kv_sides import PAGE, SideView, prefix_length
 
@@ -54,9 +65,12 @@ class _Float(NamedTuple):
     start: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Plan:
-    """What calls for the same codecs and numbers of heads and rows share."""
+    """What calls for the same codecs and numbers of heads and rows share; the same object for the same."""
+
+    k_dim: int
+    v_dim: int
 
     geometry: DecodeGeometry
     n_chunks: int
@@ -113,31 +127,43 @@ def _plan(
         "factors": mx.full((8,), scale, dtype=mx.float32),
     }
     templates = tuple(template.items()), tuple(merge_template.items())
-    return _Plan(geometry, -(-n_columns // columns), columns, *templates, constants, signs(v))
+    mx.eval(constants, signs(v), nothing(mx.float16), nothing(mx.float32))  # compiled functions would make them anew
+    return _Plan(k.head_dim, v.head_dim, geometry, -(-n_columns // columns), columns, *templates, constants, signs(v))
 
 
 @dataclass(frozen=True)
 class _Prepared:
     """All of a step but its queries and own rows, which the steps of one page share: see `SideView.kept`.
 
-    attention's inputs have gaps, which `answer` fills.
+    calls: attention and merge. inputs: of attention, with gaps for what changes from step to step.
     """
 
     v: SideView
+    plan: _Plan
+    calls: tuple[Call, Call]
     inputs: list[mx.array]
-    attention: Call
-    merge: Call
-    v_signs: mx.array
     sizes: mx.array
 
-    def answer(self, q: mx.array, k_rows: mx.array, v_rows: mx.array, offset: int, sinks: mx.array | None) -> mx.array:
-        inputs = self.inputs.copy()
-        inputs[_Q], inputs[_K_ROWS], inputs[_V_ROWS], inputs[_POSITION] = q, k_rows, v_rows, position_array(offset)
-        given_sinks = nothing(mx.float32) if sinks is None else _padded(sinks.astype(mx.float32))
-        return self.merge((*self.attention(inputs), self.v_signs, given_sinks, self.sizes))[0]
+    def answer(self, q: mx.array, rows: tuple[mx.array, mx.array], position: mx.array, sinks: mx.array) -> mx.array:
+        return _answer(self.calls, self.inputs, q, rows, position, (self.plan.v_signs, sinks, self.sizes))
+
+
+def _answer(
+    calls: tuple[Call, Call],
+    inputs: Sequence[mx.array],
+    q: mx.array,
+    rows: tuple[mx.array, mx.array],
+    position: mx.array,
+    of_merge: tuple[mx.array, mx.array, mx.array],
+) -> mx.array:
+    given_inputs = list(inputs)
+    given_inputs[_Q], given_inputs[_K_ROWS], given_inputs[_V_ROWS], given_inputs[_POSITION] = q, *rows, position
+    return calls[1]((*calls[0](given_inputs), *of_merge))[0]
 
 
 _Q, _K_ROWS, _V_ROWS, _POSITION = (ATTENTION.inputs.index(name) for name in ("q", "k_rows", "v_rows", "position"))
+_OF_LAYER = ("k_codes", "k_scales", "v_codes", "v_scales", "page_means", "channel_scale", "k_prefix", "v_prefix")
+_PLACES_OF_LAYER = tuple(ATTENTION.inputs.index(name) for name in _OF_LAYER)
 
 
 def attend_blocks(
@@ -166,7 +192,67 @@ def attend_blocks(
         prepared = _prepare(launcher, q, k, v, own_start, end, first_page, scale, window, sinks is not None)
         if _is_own_page(k, own_start, end) and _is_own_page(v, own_start, end):
             k.kept[key] = prepared
-    return prepared.answer(q, _as_held(k), _as_held(v), offset, sinks)
+    return prepared.answer(q, (_as_held(k), _as_held(v)), position_array(offset), _given_sinks(sinks))
+
+
+def grow_and_attend(
+    launcher: Launcher,
+    q: mx.array,
+    k: SideView,
+    v: SideView,
+    new: tuple[mx.array, mx.array],
+    *,
+    offset: int,
+    scale: float,
+    window: int | None,
+    sinks: mx.array | None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """`join_rows` of new K and V [1, n_kv_heads, rows, head_dim] to the tails that two block sides have as their rows,
+    and `attend_blocks` from the outcome: one compiled function, which layers share.
+
+    Nothing but the tails changes with the new rows. Returns what both return: the answer, rows of K, rows of V.
+    """
+    shape = q.shape
+    own_start = offset // PAGE * PAGE
+    first_page = _first_page(k, v, offset, window)
+    key = "grow", shape[1], shape[2], q.dtype, first_page, window, scale, sinks is None
+    kept = k.kept.get(key)
+    if kept is None or kept[0] is not v.kept:
+        made = _prepare(launcher, q, k, v, own_start, offset, first_page, scale, window, sinks is not None)
+        step = _compiled_step(launcher, made.plan, made.calls, _Same(made.inputs), _Same(made.sizes))
+        kept = k.kept[key] = v.kept, step, [made.inputs[place] for place in _PLACES_OF_LAYER]
+    positions = position_array(offset - own_start), position_array(offset)
+    out, k_rows, v_rows = kept[1]((k.rows, v.rows), new, q, positions, _given_sinks(sinks), kept[2])
+    return out, k_rows, v_rows
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Equal to whatever of this class: what follows from the other arguments of a cached function."""
+
+    value: Any = field(compare=False)
+
+
+@lru_cache(maxsize=16)
+def _compiled_step(launcher: Launcher, plan: _Plan, calls: tuple[Call, Call], inputs: _Same, sizes: _Same) -> Any:
+    """A step's three kernels as one function of arrays; it is traced again for every length of the tails."""
+    join_sizes = sizes_of(JOIN, k_dim=plan.k_dim, v_dim=plan.v_dim)
+
+    def step(
+        tails: tuple[mx.array, mx.array],
+        new: tuple[mx.array, mx.array],
+        q: mx.array,
+        positions: tuple[mx.array, mx.array],
+        sinks: mx.array,
+        of_layer: list[mx.array],
+    ) -> tuple[mx.array, ...]:
+        rows = join_with(launcher, tails, new, join_sizes, positions[0])
+        filled = list(inputs.value)
+        for place, array in zip(_PLACES_OF_LAYER, of_layer, strict=True):
+            filled[place] = array
+        return _answer(calls, filled, q, rows, positions[1], (plan.v_signs, sinks, sizes.value)), *rows
+
+    return launcher.compiled(step)
 
 
 def _is_own_page(side: SideView, own_start: int, end: int) -> bool:
@@ -177,6 +263,10 @@ def _is_own_page(side: SideView, own_start: int, end: int) -> bool:
 def _as_held(side: SideView) -> mx.array:
     """A side's rows in the order in which they lie in memory."""
     return side.rows.swapaxes(0, 1) if side.codec.is_float else side.rows
+
+
+def _given_sinks(sinks: mx.array | None) -> mx.array:
+    return nothing(mx.float32) if sinks is None else _padded(sinks.astype(mx.float32))
 
 
 def _prepare(
@@ -213,12 +303,11 @@ def _prepare(
     n_coded = n_coded_splits(family, n_steps, n_kv_heads, plan.n_chunks, walk)
     own_k, own_v = (_own_rows(side, own_start, end) for side in (k, v))
     prefix_k, prefix_v = (_prefix_rows(side, n_prefix) for side in (k, v))
-    numbers = (group_size, n_rows, n_coded, own_start, n_prefix, window or 0, first_page)
+    own_numbers = (group_size, n_rows, n_coded, own_start, n_prefix, window or 0, first_page)
     places = (n for own, prefix in ((own_k, prefix_k), (own_v, prefix_v)) for n in _places(own, prefix))
-    sizes = sizes_array(*numbers, k.first_page, v.first_page, *places)
+    numbers = *own_numbers, k.first_page, v.first_page, *places
     k_codes, k_scales = _planes(k)
     v_codes, v_scales = _planes(v)
-    shape = (n_kv_heads, plan.n_chunks, n_coded + 1, plan.columns)
     inputs = {
         **plan.constants,
         "k_codes": k_codes,
@@ -229,22 +318,34 @@ def _prepare(
         "channel_scale": given(k.channel_scale, mx.float32),
         "k_prefix": prefix_k.array,
         "v_prefix": prefix_v.array,
-        "sizes": sizes,
+        "sizes": sizes_array(*numbers),
     }
     gap = nothing(mx.float16)
+    calls = _calls(launcher, plan, numbers, n_kv_heads, n_heads, q.dtype)
+    return _Prepared(v, plan, calls, [inputs.get(name, gap) for name in ATTENTION.inputs], inputs["sizes"])
+
+
+@lru_cache(maxsize=64)
+def _calls(
+    launcher: Launcher, plan: _Plan, numbers: tuple[int, ...], n_kv_heads: int, n_heads: int, dtype: mx.Dtype
+) -> tuple[Call, Call]:
+    """Attention and merge of whoever has these numbers: layers share them."""
+    n_rows, n_coded = numbers[1:3]
+    walk, family = plan.geometry.walk, FAMILIES[launcher.family]
+    shape = (n_kv_heads, plan.n_chunks, n_coded + 1, plan.columns)
     attention = launcher.prepare(
         ATTENTION,
         plan.template,
         Threads((n_coded + 1, n_kv_heads, plan.n_chunks), walk.simdgroups, walk.resident),
-        [((*shape, v.codec.head_dim), mx.float32), ((*shape, 2), mx.float32)],
+        [((*shape, plan.v_dim), mx.float32), ((*shape, 2), mx.float32)],
     )
     merge = launcher.prepare(
         MERGE,
         plan.merge_template,
         Threads((n_heads * n_rows, 1, 1), family.merge_simdgroups),
-        [((1, n_heads, n_rows, v.codec.head_dim), q.dtype)],
+        [((1, n_heads, n_rows, plan.v_dim), dtype)],
     )
-    return _Prepared(v, [inputs.get(name, gap) for name in ATTENTION.inputs], attention, merge, plan.v_signs, sizes)
+    return attention, merge
 
 
 def _first_page(k: SideView, v: SideView, offset: int, window: int | None) -> int:

@@ -109,6 +109,10 @@ class Launcher(Protocol):
 
         return call
 
+    def compiled(self, function: Any) -> Any:
+        """A function of arrays that launches kernels, as MLX compiles it where that can be done."""
+        return function
+
 
 class MlxLauncher(Launcher):
     """Metal on a Mac, CUDA on NVIDIA."""
@@ -116,6 +120,9 @@ class MlxLauncher(Launcher):
     def __init__(self, family: str) -> None:
         self.family = family
         self.n_launched = 0
+
+    def compiled(self, function: Any) -> Any:
+        return mx.compile(function)
 
     def launch(
         self,

@@ -210,19 +210,31 @@ def join_rows(
 
     Both sides hold equally many tokens.
     """
-    _, n_heads, n_new, k_dim = new[0].shape
-    v_dim = new[1].shape[3]
+    held = given(tails[0], mx.float16), given(tails[1], mx.float16)
     n_held = 0 if tails[0] is None else tails[0].shape[1]
-    shapes = (n_heads, n_held + n_new, k_dim), (n_heads, n_held + n_new, v_dim)
-    call, sizes = _prepare_join(launcher, n_heads, n_held + n_new, k_dim, v_dim)
-    k_tail, v_tail = given(tails[0], mx.float16), given(tails[1], mx.float16)
-    k, v = call((k_tail, new[0], v_tail, new[1], sizes, position_array(n_held)), shapes)
+    sizes = sizes_of(JOIN, k_dim=new[0].shape[3], v_dim=new[1].shape[3])
+    return join_with(launcher, held, new, sizes, position_array(n_held), n_held)
+
+
+def join_with(
+    launcher: Launcher,
+    tails: tuple[mx.array, mx.array],
+    new: tuple[mx.array, mx.array],
+    sizes: mx.array,
+    position: mx.array,
+    n_held: int | None = None,
+) -> tuple[mx.array, mx.array]:
+    """`join_rows` by its arrays: for who makes them once. n_held: other than tails have."""
+    _, n_heads, n_new, k_dim = new[0].shape
+    n_rows = n_new + (tails[0].shape[1] if n_held is None else n_held)
+    shapes = (n_heads, n_rows, k_dim), (n_heads, n_rows, new[1].shape[3])
+    call = _prepare_join(launcher, n_heads, n_rows)
+    k, v = call((tails[0], new[0], tails[1], new[1], sizes, position), shapes)
     return k, v
 
 
 @lru_cache(maxsize=16)
-def _prepare_join(launcher: Launcher, n_heads: int, n_rows: int, k_dim: int, v_dim: int) -> tuple[Call, mx.array]:
+def _prepare_join(launcher: Launcher, n_heads: int, n_rows: int) -> Call:
     """What the layers of a step share."""
     threads = Threads((n_rows, n_heads, 2), _SIMDGROUPS_OF_A_ROW)
-    call = launcher.prepare(JOIN, (), threads, [((8,), mx.float16), ((8,), mx.float16)])
-    return call, sizes_of(JOIN, k_dim=k_dim, v_dim=v_dim)
+    return launcher.prepare(JOIN, (), threads, [((8,), mx.float16), ((8,), mx.float16)])
