@@ -120,6 +120,12 @@ def test_llama_3s_rope_factors_become_their_scaling() -> None:
     assert np.abs(logits(loaded, ids) - expected).max() < 1e-3
 
 
+def test_a_template_that_is_not_utf8_is_written_as_what_can_be_read_of_it() -> None:
+    write_tiny(Path("a.gguf"), TinyModel(), metadata={"tokenizer.chat_template": b"caf\xe9 {{ messages }}"})
+    assert main(["convert", "a.gguf", "folder"]) == 0
+    assert mlx_lm.load("folder")[1].chat_template == "caf\ufffd {{ messages }}"
+
+
 def test_a_sentencepiece_vocabulary_becomes_merges() -> None:
     base = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words = [

@@ -16,7 +16,16 @@ from tokenizers.models import BPE
 from tqgguf.formats.errors import UnsupportedModelError
 from tqgguf.runtime.tokenizer import SPM_SPECIAL_IDS, Tokenizer
 from tqgguf.runtime.tokenizer_bpe import build_pre_tokenizer, choose_pretokenizer, read_merges
-from tqgguf.runtime.vocabulary import PREFIX, SPACE, TokenType, Vocabulary, read_flag, read_name, read_vocabulary
+from tqgguf.runtime.vocabulary import (
+    PREFIX,
+    SPACE,
+    TokenType,
+    Vocabulary,
+    read_flag,
+    read_name,
+    read_vocabulary,
+    utf8,
+)
 
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
 """Names in tokenizer_config.json -> roles of special tokens."""
@@ -58,7 +67,7 @@ def tokenizer_backend(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> Back
 def tokenizer_settings(tokenizer: Tokenizer, context_length: int) -> dict[str, Any]:
     """tokenizer_config.json."""
     ids = {name: getattr(tokenizer, f"{role}_id") for name, role in ROLES.items()}
-    settings: dict[str, Any] = {name: tokenizer.token_text(i) for name, i in ids.items() if i is not None}
+    settings: dict[str, Any] = {name: _text(tokenizer.token_text(i)) for name, i in ids.items() if i is not None}
     settings |= {
         "tokenizer_class": CLASS,
         "add_bos_token": tokenizer.add_bos,
@@ -66,7 +75,13 @@ def tokenizer_settings(tokenizer: Tokenizer, context_length: int) -> dict[str, A
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_length,
     }
-    return settings | ({} if tokenizer.chat_template is None else {"chat_template": tokenizer.chat_template})
+    template = tokenizer.chat_template
+    return settings | ({} if template is None else {"chat_template": _text(template)})
+
+
+def _text(text: str) -> str:
+    """A text as JSON can hold it: U+FFFD for bytes that are no UTF-8."""
+    return utf8(text).decode("utf-8", "replace")
 
 
 def _byte_level(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Backend:
