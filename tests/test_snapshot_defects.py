@@ -19,6 +19,7 @@ from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.formats.rules import DefectError
 from tqgguf.formats.snapshot import SideSnapshot, Snapshot
 from tqgguf.formats.snapshot_read import open_snapshot, snapshot_defects
+from tqgguf.formats.snapshot_write import write_snapshot
 from tqgguf.formats.stored_codec import StoredCodec
 
 SMALL = make_snapshot(
@@ -199,6 +200,9 @@ def test_rows_of_an_open_page_are_within_what_the_f16_tail_holds(tmp_path: Path)
     with open_gguf(path) as file:
         assert (defect.rule.id, defect.offset) == ("TQ322", file.tensors[name].offset + 128 * 68)
     assert "token 139, head 0: expected values that f16 holds" in str(defect)
+    rows[139, 0, :2] = np.frombuffer(huge, np.uint8)
+    with pytest.raises(FormatError, match=r"not written: layer 0, V: token 139, head 0: expected values that f16"):
+        write_snapshot(path, snapshot)
 
 
 def test_a_type_that_is_a_list_is_no_snapshot_s(tmp_path: Path) -> None:

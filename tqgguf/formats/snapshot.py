@@ -19,7 +19,7 @@ from tqgguf.formats.balance import NOT_ROTATED, RopeLayout
 from tqgguf.formats.block_types import PAGE_TOKENS
 from tqgguf.formats.cache_spec import BalanceMode, LayerTypes
 from tqgguf.formats.codec import Side
-from tqgguf.formats.errors import FormatError
+from tqgguf.formats.errors import FormatError, naming
 from tqgguf.formats.fingerprint import Fingerprint
 from tqgguf.formats.kv_size import SIDES
 from tqgguf.formats.stored_codec import StoredCodec
@@ -152,6 +152,8 @@ class Snapshot:
             for side in SIDES:
                 for part, problem in side_problems(layer, side, self.n_cells):
                     raise FormatError(f"layer {layer.layer}, {side.upper()}, {part}: {problem}")
+                with naming(f"layer {layer.layer}, {side.upper()}"):
+                    layer.side(side).open_page(layer.start)
         if not 0 <= self.n_cells <= len(self.tokens):
             raise FormatError(f"expected rows of at most {len(self.tokens)} tokens, found {self.n_cells}")
         end = 0
