@@ -13,7 +13,6 @@ import stat
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.gguf_cursor import Buffer
 
-
 _FOLIO_BYTES = 1 << 21
 """The most that Linux maps at once."""
 
