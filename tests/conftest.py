@@ -38,7 +38,7 @@ TESTS_OF_C = [
 ]
 collect_ignore = [] if load_library() else [*TESTS_OF_C]
 if importlib.util.find_spec("llama_cpp") is None:  # an optional oracle, which takes minutes to build
-    collect_ignore.append("test_llama_resume.py")
+    collect_ignore += ["test_llama_converted.py", "test_llama_resume.py"]
 if not can_mount():
     collect_ignore.append("test_full_disk.py")
 

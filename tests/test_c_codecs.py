@@ -8,10 +8,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from c_paths import C_PATHS, HEAD_DIMS, c_reading, library
+from test_iq4_nl_search import blocks
 
 from tqgguf.formats.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.formats.errors import EncodeError, RequestError
+from tqgguf.formats.row_encoding import in_numpy
+from tqgguf.runtime.encode_rows import row_encoder
 from tqgguf.runtime.kv_sides import PAGE
 
 BLOCK_TYPE_NAMES = [t for t in CACHE_TYPE_NAMES if t not in ("f32", "f16", "bf16")]
@@ -121,3 +124,18 @@ def test_pages_decode_to_the_values_of_numpy_whatever_their_bytes_are(path: str)
         expected = codec.decode_planes(codes, scales).swapaxes(0, 1).reshape(3, 2 * PAGE, codec.head_dim)
         with np.errstate(invalid="ignore"):
             assert np.array_equal(c.decode_pages(codec, codes, scales), expected, equal_nan=True), codec
+
+
+def test_the_search_for_iq4_nls_scale_makes_numpys_bytes(path: str) -> None:
+    library(path)
+    encode = row_encoder()
+    assert encode is not None
+    x = np.concatenate([blocks()[:56] * np.float32(factor) for factor in (1, 1e-3, 1e10, 1e30, 3e38)] + [blocks()])
+    for columns in (32, 64, 160):
+        for dtype in (np.float32, np.float16):
+            rows = np.clip(x, -6e4, 6e4).astype(dtype) if dtype == np.float16 else x
+            rows = rows[: len(rows) // 10 * 10].reshape(-1, columns)
+            found = encode("iq4_nl", rows)
+            assert found is not None
+            assert found.tobytes() == in_numpy("iq4_nl", rows).tobytes()
+    assert encode("iq4_nl", np.full((1, 32), np.inf, np.float32)) is None

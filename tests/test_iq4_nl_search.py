@@ -8,13 +8,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from c_paths import C_PATHS, library
 
 from tqgguf.formats.codec import make_codec
 from tqgguf.formats.errors import EncodeError
 from tqgguf.formats.iq4_nl_search import encode_searched
 from tqgguf.formats.row_encoding import in_numpy
-from tqgguf.runtime.encode_rows import row_encoder
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "iq4_nl_searched.json").read_text())["blocks"]
 
@@ -69,19 +67,3 @@ def test_values_beyond_all_scales_stay_finite() -> None:
 def test_what_is_not_finite_is_refused() -> None:
     with pytest.raises(EncodeError, match=r"found nan at position \[1, 40\]"):
         in_numpy("iq4_nl", np.where(np.arange(128).reshape(2, 64) == 104, np.nan, 1).astype(np.float16))
-
-
-@pytest.mark.parametrize("path", C_PATHS)
-def test_every_path_of_the_c_library_makes_numpys_bytes(path: str) -> None:
-    library(path)
-    encode = row_encoder()
-    assert encode is not None
-    x = np.concatenate([blocks()[:56] * np.float32(factor) for factor in (1, 1e-3, 1e10, 1e30, 3e38)] + [blocks()])
-    for columns in (32, 64, 160):
-        for dtype in (np.float32, np.float16):
-            rows = np.clip(x, -6e4, 6e4).astype(dtype) if dtype == np.float16 else x
-            rows = rows[: len(rows) // 10 * 10].reshape(-1, columns)
-            found = encode("iq4_nl", rows)
-            assert found is not None
-            assert found.tobytes() == in_numpy("iq4_nl", rows).tobytes()
-    assert encode("iq4_nl", np.full((1, 32), np.inf, np.float32)) is None
