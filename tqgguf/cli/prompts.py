@@ -34,6 +34,8 @@ class Texts:
     reverse_prompts: tuple[str, ...]
     chats_on: bool
     """Read further messages from standard input after the first answer (or before it, without a prompt)."""
+    goes_on: bool = False
+    """There is no prompt and no chat: what the prompt cache holds is to be continued."""
     notices: tuple[str, ...] = ()
 
 
@@ -62,7 +64,8 @@ def read_texts(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
         system_prompt=system_prompt or None,
         chat_template=template or None,
         reverse_prompts=tuple(filter(None, reverse_prompts)),
-        chats_on=not prompt or (request.conversation is True and not request.single_turn),
+        chats_on=prompt is None or (request.conversation is True and not request.single_turn),
+        goes_on=prompt == "",
         notices=notices,
     )
 
@@ -132,12 +135,17 @@ def _read_prompt(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) 
         return _checked("-p", request.prompt), "-p"
     if request.conversation is True or (stdin_is_terminal and request.conversation is None):
         return None, "-p"
-    if stdin_is_terminal:
-        raise RequestError("-no-cnv: expected a text to continue, found none; give it with -p or -f, or pipe it in")
-    text = without_last_newline(read_text("stdin", _STDIN, stdin))
-    if not text:
-        raise RequestError("expected a prompt, found none; give it with -p or -f, or pipe it in")
+    text = "" if stdin_is_terminal else without_last_newline(read_text("stdin", _STDIN, stdin))
+    if not text and (request.prompt_cache is None or request.purpose != "answer"):
+        raise no_prompt(request)
     return text, "stdin"
+
+
+def no_prompt(request: RunRequest) -> RequestError:
+    """There is nothing to continue or to answer."""
+    if request.conversation is False:
+        return RequestError("-no-cnv: expected a text to continue, found none; give it with -p or -f, or pipe it in")
+    return RequestError("expected a prompt, found none; give it with -p or -f, or pipe it in")
 
 
 def _checked(source: str, text: str) -> str:

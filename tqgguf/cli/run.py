@@ -109,7 +109,8 @@ def run(
         str | None,
         option(
             KV_HEADING,
-            "Keep the evaluated prompt in this file; the next run that begins alike takes it up.",
+            "Keep the evaluated prompt in this file; the next run that begins alike takes it up, and one without a "
+            "prompt goes on with it.",
             "--prompt-cache",
             metavar="FILE",
         ),

@@ -13,7 +13,7 @@ from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.measuring import chunk_of, open_requested
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
-from tqgguf.cli.prompts import Texts, chat_turns, read_texts
+from tqgguf.cli.prompts import Texts, chat_turns, no_prompt, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.carriers import check_replaceable
@@ -41,7 +41,7 @@ def run(request: RunRequest) -> int:
         if request.purpose == "keep":
             status = run_.keep_document()
         else:
-            status = run_.chat() if texts.chats_on else run_.answer_once()
+            status = run_.chat() if texts.chats_on and run_.conversation is not None else run_.answer_once()
     finally:
         run_.close()
     return status or run_.save_status
@@ -72,8 +72,12 @@ class _Run:
         self.tokenizer = opened.tokenizer
         for warning in self.tokenizer.warnings:
             say(warning)
-        self.conversation = self._conversation()
+        held = self._held()
+        self.conversation = self._conversation(held)
         self.first = self._encode(texts.prompt) if texts.prompt is not None else None
+        if held:
+            self._tell_of_going_on(held)
+            self.first = held if self.conversation is None else None
         if self.first is not None:
             check_prompt(len(self.first), n_ctx)
         if request.threads > 0:
@@ -159,17 +163,36 @@ class _Run:
                 say(f"error: {error}; the prompt cache was not written")
             self.save_failure = str(error)
 
-    def _conversation(self) -> Conversation | None:
+    def _held(self) -> list[int]:
+        """Tokens of the prompt cache that a run without a prompt goes on from."""
+        if self.prompt_cache is None or self.texts.prompt is not None or self.request.purpose != "answer":
+            return []
+        tokens = self.prompt_cache.tokens
+        return tokens if min(tokens, default=-1) >= 0 else []
+
+    def _tell_of_going_on(self, held: list[int]) -> None:
+        assert self.prompt_cache is not None
+        what = "the text" if self.conversation is None else "the chat"
+        say(f"{readable(self.prompt_cache.path)}: going on with {what} of its {len(held):,} tokens")
+        if self.conversation is not None and self.texts.system_prompt:
+            say("the system prompt has no effect: the conversation has begun")
+
+    def _conversation(self, held: list[int]) -> Conversation | None:
         """The chat to be held, or None where the prompt is continued as it is."""
+        if self.texts.goes_on:
+            if not held:
+                raise no_prompt(self.request)
+            return None
         template = ChatTemplate.of(self.tokenizer, self.texts.chat_template)
         if self.request.conversation is False or (self.request.conversation is None and not template.explicit):
-            if self.texts.prompt is None:
+            if self.texts.prompt is None and not held:
                 raise RequestError("the model has no chat template: give a prompt to continue with -p or -f, or -cnv")
             return None
         variables: dict[str, Any] = {}
         if self.request.reasoning is not None:
             variables["enable_thinking"] = self.request.reasoning
-        return Conversation(template, self.tokenizer, self.texts.system_prompt, n_ctx=self.n_ctx, **variables)
+        system = self.texts.system_prompt
+        return Conversation(template, self.tokenizer, system, n_ctx=self.n_ctx, held=held, **variables)
 
     def _encode(self, prompt: str) -> list[int]:
         if self.conversation is None or self.request.purpose != "answer":
@@ -202,11 +225,11 @@ class _Run:
 
     def answer_once(self) -> int:
         """One answer to the prompt; 130 if it was interrupted."""
-        assert self.first is not None and self.texts.prompt is not None
+        assert self.first is not None
         shown = self.request.display_prompt
         if shown is None:
             shown = self.conversation is None and self.request.purpose == "answer"
-        text = self._answer(self.first, self.texts.prompt if shown else "")
+        text = self._answer(self.first, self.texts.prompt or "" if shown else "")
         if self.request.json_output:
             figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
             print(json.dumps({"text": text, **figures}, ensure_ascii=False), flush=True)
