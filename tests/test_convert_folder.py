@@ -104,6 +104,24 @@ def test_a_type_without_an_exact_form_becomes_floats_and_the_report_says_how_far
     mlx_lm.load("a")
 
 
+def test_a_dry_run_says_what_each_tensor_would_become_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny(Path("a.gguf"), TinyModel(weights="Q4_1", embedding="F16"))
+    assert main(["convert", "a.gguf", "a", "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main(["convert", "a.gguf", "a", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert os.listdir(".") == ["a.gguf"]
+    assert "nothing was written" in err
+    row = next(line for line in out.splitlines() if line.startswith("blk.1.ffn_up.weight"))
+    assert row.split(maxsplit=2) == ["blk.1.ffn_up.weight", "Q4_1", "affine, 4 bits in groups of 32   49,152"]
+    assert main(["convert", "a.gguf", "a", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (told["written"], made["written"]) == (False, True)
+    assert told["tensors"] == made["tensors"]
+    tensors = mx.load("a/model.safetensors")
+    assert told["bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+
+
 def test_llama_3s_rope_factors_become_their_scaling() -> None:
     model = TinyModel(head_dim=64, rope_base=500_000.0, context_length=131_072)
     wavelengths = 2 * np.pi * 500_000.0 ** (np.arange(0, 64, 2) / 64)
@@ -182,7 +200,6 @@ def test_a_sentencepiece_vocabulary_becomes_merges() -> None:
             2,
             "--type: has no effect where a.gguf, a GGUF of weights, becomes a folder for mlx-lm",
         ),
-        (("a.gguf", "a", "--dry-run"), 2, "--dry-run: has no effect where a.gguf"),
         (("a.gguf", "a", "--requantise", "--split-max-size", "1G"), 2, "--split-max-size: has no effect where a.gguf"),
         (("a.gguf", "full"), 2, "full: expected the name of a new folder, found one that is not empty"),
         (("a.gguf", "a.gguf", "--to", "mlx-lm"), 2, "a.gguf: expected the name of a new folder, found a file"),

@@ -41,7 +41,7 @@ def convert(
         WeightType | None,
         option(
             WEIGHTS,
-            "Type of the weights (f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl), by "
+            "Type of the weights (f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl; K-quants are only read), by "
             "llama-quantize's rules: vectors, norms and routers stay, an output layer gets at least q8_0. "
             "Default: as they are (of a folder: bf16 or f16).",
             "--type",

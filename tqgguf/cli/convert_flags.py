@@ -46,7 +46,7 @@ _CACHES = tuple(CACHE_KINDS)
 FLAGS: Final[dict[str, Flag]] = {
     "weight_type": Flag("--type", _to(End.GGUF)),
     "split_max_size": Flag("--split-max-size", _to(End.GGUF)),
-    "dry_run": Flag("--dry-run", _to(End.GGUF)),
+    "dry_run": Flag("--dry-run", _to(End.GGUF, End.FOLDER)),
     "type_k": Flag("-ctk", _to(*_CACHES)),
     "type_v": Flag("-ctv", _to(*_CACHES)),
     "v_trans": Flag("--v-trans", _to(*_LLAMA)),

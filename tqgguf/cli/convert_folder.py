@@ -6,13 +6,13 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from tqgguf.cli.convert_calibration import take_calibration_along
+from tqgguf.cli.convert_calibration import announce_calibration, take_calibration_along
 from tqgguf.cli.convert_request import ConvertRequest
-from tqgguf.cli.figures import size
+from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_new_folder
-from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.gguf_errors import readable, shown
 from tqgguf.formats.gguf_reader import open_gguf
 from tqgguf.runtime.missing_mlx import needs_mlx
 
@@ -24,26 +24,36 @@ def convert_to_folder(request: ConvertRequest) -> int:
     """Serve a request whose SRC is a GGUF and whose DST a folder; returns the exit status."""
     check_new_folder(request.target)
     with needs_mlx("a folder for mlx-lm"):
-        from tqgguf.runtime.mlx_folder_write import write_mlx_folder
+        from tqgguf.runtime.mlx_folder_write import examine_mlx_folder, write_mlx_folder
     line = BytesLine("converting")
     with open_gguf(request.source) as file:
         try:
-            written = write_mlx_folder(file, request.target, line.update)
+            if request.dry_run:
+                written = examine_mlx_folder(file, line.update)
+            else:
+                written = write_mlx_folder(file, request.target, line.update)
         finally:
             line.end()
     _tell(request, written)
+    if request.dry_run:
+        announce_calibration(request.source)
+        return 0
     take_calibration_along(request.source, request.target)
     return 0
 
 
 def _tell(request: ConvertRequest, written: list[Written]) -> None:
-    n_bytes = sum(entry.stat().st_size for entry in os.scandir(request.target))
+    if request.dry_run:  # without config and tokenizer
+        n_bytes = sum(tensor.n_bytes for tensor in written)
+    else:
+        n_bytes = sum(entry.stat().st_size for entry in os.scandir(request.target))
     if request.json_output:
         report = {
             "source": readable(request.source),
             "source_kind": "model",
             "target": readable(request.target),
             "target_kind": "mlx-lm",
+            "written": not request.dry_run,
             "bytes": n_bytes,
             "tensors": [
                 {
@@ -51,6 +61,7 @@ def _tell(request: ConvertRequest, written: list[Written]) -> None:
                     "parameter": tensor.parameter,
                     "from": tensor.type_name,
                     "to": tensor.form,
+                    "bytes": tensor.n_bytes,
                     "exact": tensor.is_exact,
                     "largest_error": tensor.error,
                 }
@@ -58,14 +69,22 @@ def _tell(request: ConvertRequest, written: list[Written]) -> None:
             ],
         }
         print(json.dumps(report, ensure_ascii=False), flush=True)
+    elif request.dry_run:
+        rows = [("tensor", "is", "becomes", "bytes", "off by at most"), *map(_row, written)]
+        print("\n".join(aligned(rows, n_left=3)), flush=True)
     else:
         name_product(request.target)
     n_exact = sum(tensor.is_exact for tensor in written)
     say(
         f"{readable(request.source)} to {readable(request.target)}: {len(written)} tensors, {n_exact} exact; "
-        f"{size(n_bytes)}"
+        f"{size(n_bytes)}" + ("; nothing was written" if request.dry_run else "")
     )
     kinds = sorted({(tensor.type_name, tensor.form) for tensor in written if not tensor.is_exact})
     for type_name, form in kinds:
         errors = [tensor.error for tensor in written if (tensor.type_name, tensor.form) == (type_name, form)]
         say(f"{len(errors)} of {type_name} as {form}: a value is off by at most {max(errors):.3g}")
+
+
+def _row(tensor: Written) -> tuple[str, ...]:
+    off_by = "" if tensor.is_exact else f"{tensor.error:.3g}"
+    return shown(tensor.name)[1:-1], tensor.type_name, tensor.form, f"{tensor.n_bytes:,}", off_by

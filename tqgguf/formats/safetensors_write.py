@@ -73,6 +73,11 @@ class SafetensorsStream:
         self._file.write(data)
         self._at = end
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors so far."""
+        return self._at
+
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Write the header."""
         text = json.dumps({"__metadata__": dict(metadata), **self._header}, separators=(",", ":")).encode()

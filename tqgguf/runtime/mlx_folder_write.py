@@ -6,6 +6,7 @@ written one by one. Of what MLX cannot hold exactly, the report says how far its
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from tqgguf.formats.atomic import check_space, new_folder
@@ -37,12 +39,15 @@ _LLAMA3_SCALINGS = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
 
 @dataclass(frozen=True)
 class Written:
-    """What became of one tensor. form: in words. error: the largest distance of a value from the GGUF's, 0 if exact."""
+    """What became of one tensor. form: in words. n_bytes: in the folder. error: the largest distance of a value from
+    the GGUF's, 0 if exact.
+    """
 
     name: str
     parameter: str
     type_name: str
     form: str
+    n_bytes: int
     error: float
 
     @property
@@ -56,10 +61,7 @@ def write_mlx_folder(file: GGUFFile, path: str, progress: Callable[[int, int], N
     UnsupportedModelError: an architecture, tensor or tokenizer that such a folder cannot hold; FormatError: values that
     are not finite; RequestError and TqggufError as `atomic.new_folder`.
     """
-    opened = OpenModel(file)
-    config = _config(opened)
-    backend = tokenizer_backend(file.metadata, opened.tokenizer)
-    names = check_tensors(file, opened.config)
+    opened, config, names, backend = _checked(file)
     check_space(path, sum(weights.folder_bytes(file.tensors[name]) for name in names))
     with new_folder(path) as folder:
         with (folder / "model.safetensors").open("wb") as out:
@@ -70,6 +72,30 @@ def write_mlx_folder(file: GGUFFile, path: str, progress: Callable[[int, int], N
             folder / "tokenizer_config.json", tokenizer_settings(opened.tokenizer, opened.config.context_length)
         )
     return written
+
+
+def examine_mlx_folder(file: GGUFFile, progress: Callable[[int, int], None] | None = None) -> list[Written]:
+    """What `write_mlx_folder` would make of each tensor: all weights are read, nothing is written. Errors as there."""
+    opened, _, names, _ = _checked(file)
+    return _write_weights(file, opened, names, _Nowhere(), progress)[0]
+
+
+def _checked(file: GGUFFile) -> tuple[OpenModel, dict[str, Any], dict[str, str], tokenizers.Tokenizer]:
+    """The model, its config.json without what is packed, its parameters by their tensors, its tokenizer."""
+    opened = OpenModel(file)
+    config = _config(opened)
+    backend = tokenizer_backend(file.metadata, opened.tokenizer)
+    return opened, config, check_tensors(file, opened.config), backend
+
+
+class _Nowhere(io.RawIOBase):
+    """A file that drops what is written to it."""
+
+    def write(self, data: Any, /) -> int:
+        return memoryview(data).nbytes
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return offset
 
 
 def _config(opened: OpenModel) -> dict[str, Any]:
@@ -119,7 +145,7 @@ def _write_weights(
     forms: dict[str, Any] = {}
     done, total = 0, sum(file.tensors[name].n_bytes or 0 for name in names)
     for name, parameter in names.items():
-        info, path = file.tensors[name], parameter.removesuffix(".weight")
+        info, path, at = file.tensors[name], parameter.removesuffix(".weight"), stream.n_bytes
         packed = weights.packed(file, name)
         if packed is not None and (packed.mode == "affine" or path != EMBEDDING):  # mlx looks the others up in bfloat16
             forms[path] = {"group_size": packed.group_size, "bits": packed.bits, "mode": packed.mode}
@@ -130,7 +156,7 @@ def _write_weights(
             form, error = f"{packed.mode}, {packed.bits} bits in groups of {packed.group_size}", 0.0
         else:
             form, error = _write_dense(stream, file, opened, name, parameter, dtype)
-        written.append(Written(name, parameter, info.type_name, form, error))
+        written.append(Written(name, parameter, info.type_name, form, stream.n_bytes - at, error))
         file.forget(name, 0, info.n_bytes or 0)
         done += info.n_bytes or 0
         if progress is not None:
