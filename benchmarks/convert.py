@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=15)
     parser.add_argument("conversions", nargs="*", metavar="CONVERSION", help=", ".join(CONVERSIONS))
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     folder = asked.folder / "tqgguf-bench-convert"
     folder.mkdir()
     try:

@@ -213,7 +213,7 @@ GEMMA, LLAMA = CASES["gemma3"], CASES["llama"]
         (GEMMA, lambda: os.unlink("a/tokenizer.model"), (), 1, "expected a tokenizer.model in the model folder"),
         (LLAMA, lambda: None, ("a/b.gguf",), 2, "a/b.gguf: is inside the folder to be converted"),
         (LLAMA, lambda: None, ("b",), 2, "a folder becomes a GGUF"),
-        (LLAMA, lambda: None, ("b.gguf", "-ctk", "q8_0"), 2, "-ctk: is about prompt caches, and a is a folder"),
+        (LLAMA, lambda: None, ("b.gguf", "-ctk", "q8_0"), 2, "-ctk: has no effect where a, a Hugging Face folder"),
     ],
 )
 def test_what_cannot_be_converted_is_one_line_and_nothing_is_written(
