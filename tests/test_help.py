@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,12 +41,8 @@ EXAMPLES = {
 LONG = ("bench", "doctor", "selftest")
 """Verbs whose examples measure for a minute; they have tests of their own."""
 
-# examples that stand on those before them
-EARLIER = {
-    "bench": BENCH_EXAMPLES,
-    "cache": CACHE_EXAMPLES,
-    "convert": ("tqgguf cache save book.kv.gguf -m model.gguf -f book.txt", *CONVERT_EXAMPLES),
-}
+# what the first example of a verb needs
+BEFORE = {"convert": "tqgguf cache save book.kv.gguf -m model.gguf -f book.txt"}
 # on stderr (of verbs whose product are lines, on stdout), of every run that worked
 SHOWN = {
     "plan": "turbo3", "bench": "pp256 @ d512",
@@ -57,6 +55,24 @@ def tqgguf(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
     command = [sys.executable, "-m", "tqgguf.cli.main", *argv]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, input="Who are you?\n")
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a verb's examples, which may stand on those before them."""
+
+    @functools.cache
+    def made(verb: str) -> Path:
+        folder = tmp_path_factory.mktemp(verb)
+        write_tiny(folder / "model.gguf", TinyModel(head_dim=128, context_length=8192))
+        (folder / "question.txt").write_text("What is this?\n")
+        for name in ("text.txt", "book.txt"):
+            (folder / name).write_text("What is this? " * 500)
+        if verb in BEFORE:
+            tqgguf(folder, *shlex.split(BEFORE[verb])[1:])
+        return folder
+
+    return made
 
 
 @pytest.mark.parametrize("verb", EXAMPLES)
@@ -78,16 +94,10 @@ def test_the_help_of_the_program_ends_with_the_first_example_of_every_verb(tmp_p
         for line in lines
     ],
 )
-def test_an_example_works(verb: str, example: str, tmp_path: Path) -> None:
-    write_tiny(tmp_path / "model.gguf", TinyModel(head_dim=128, context_length=8192))
-    (tmp_path / "question.txt").write_text("What is this?\n")
-    for name in ("text.txt", "book.txt"):
-        (tmp_path / name).write_text("What is this? " * 500)
-    before = EARLIER.get(verb, (example,))
-    for earlier in before[: before.index(example)]:
-        tqgguf(tmp_path, *shlex.split(earlier, comments=True)[1:])
+def test_an_example_works(verb: str, example: str, folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of(verb)
     program, *argv = shlex.split(example, comments=True)
     assert program == "tqgguf"
-    done = tqgguf(tmp_path, *argv)
+    done = tqgguf(folder, *argv)
     assert done.returncode == 0, done.stderr
     assert SHOWN[verb] in done.stderr + done.stdout
