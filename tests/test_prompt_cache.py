@@ -262,16 +262,17 @@ def test_a_file_that_cannot_keep_what_was_generated_is_told_once_and_by_the_exit
         assert "ended by -n" in done.stderr
 
 
-def test_ctrl_c_while_it_generates_still_leaves_a_file_with_all(llama: Runs) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_generates_still_leaves_a_file_with_all(llama: Runs, number: int, status: int) -> None:
     process = subprocess.Popen(
         command(llama, "one", "-n", "-2", "-c", "2048", "--ignore-eos", "--prompt-cache-all", *TURBO),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.read(20)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == status, err
     assert len(open_snapshot(llama.cache).tokens) > 4
 
 

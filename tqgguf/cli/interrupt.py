@@ -1,33 +1,51 @@
-"""Ctrl-C as a request that is answered between two tokens, so that nothing is left half done. A second one is not kept
-waiting.
+"""Ctrl-C and SIGTERM as requests that are answered between two tokens, so that nothing is left half done. A second one
+is not kept waiting.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType, TracebackType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what a Ctrl-C does, and no chat goes on after it."""
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C only sets `asked`; the second raises KeyboardInterrupt."""
+    """While entered, the first of these signals is only noted; the second raises what `check` would raise."""
 
-    asked = False
+    number = 0
 
     def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._ask)
+        self._before = [signal.signal(number, self._ask) for number in _SIGNALS]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in zip(_SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+        was_asked, self.number = self.number, number
+        if was_asked:
+            self.check()
 
     def check(self) -> None:
         """Raise the KeyboardInterrupt that was asked for."""
-        if self.asked:
-            raise KeyboardInterrupt
+        if self.number:
+            raise Terminated if self.number == signal.SIGTERM else KeyboardInterrupt
+
+
+def heed_sigterm() -> None:
+    """Let SIGTERM end the program as Ctrl-C does from here on, unless somebody decided otherwise."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated

@@ -18,8 +18,9 @@ from tqgguf.cli.calibrate import CalibrateCommand, calibrate
 from tqgguf.cli.convert import ConvertCommand, convert
 from tqgguf.cli.doctor import DoctorCommand, doctor
 from tqgguf.cli.eval import EvalCommand, evaluate
-from tqgguf.cli.exit_status import INTERRUPTED, PIPE_CLOSED
+from tqgguf.cli.exit_status import INTERRUPTED, PIPE_CLOSED, TERMINATED
 from tqgguf.cli.inspect import InspectCommand, inspect
+from tqgguf.cli.interrupt import Terminated, heed_sigterm
 from tqgguf.cli.plan import PlanCommand, plan
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.run import RunCommand, run
@@ -45,8 +46,8 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(_status_of(error)) from None
         except BrokenPipeError:
             let_go(sys.stdout)
             raise typer.Exit(PIPE_CLOSED) from None
@@ -127,6 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line (`sys.argv` without the program's name by default) and return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
+    heed_sigterm()
     try:
         status = typer.main.get_command(app).main(arguments, prog_name="tqgguf", standalone_mode=False)
         sys.stdout.flush()
@@ -137,7 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error), error.exit_status)
     except typer.TyperException as error:  # a value out of range, a missing verb
         return _fail(error.format_message(), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt as error:
+        return _status_of(error)
+    except typer.Abort:
         return INTERRUPTED
     except BrokenPipeError:
         let_go(sys.stdout)
@@ -154,6 +158,10 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         return _fail(unexpected(error), 1)
+
+
+def _status_of(error: KeyboardInterrupt) -> int:
+    return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
 
 
 def _fail(message: str, status: int) -> int:

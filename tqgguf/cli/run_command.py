@@ -9,7 +9,7 @@ from typing import Any
 
 from tqgguf.cli import report
 from tqgguf.cli.exit_status import INTERRUPTED
-from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.interrupt import Interrupt, Terminated
 from tqgguf.cli.measuring import chunk_of, open_requested
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
@@ -272,6 +272,7 @@ class _Run:
                 sys.stdout.flush()
 
         prefill = ProgressLine("reading the prompt", "tokens")
+        stopped: KeyboardInterrupt | None = None
         with Interrupt() as interrupt:
             try:
 
@@ -294,15 +295,17 @@ class _Run:
                     interrupt.check()
                 interrupt.check()
                 self.finish = generation.finish or "eog"
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 prefill.end()
                 show(generation.rest())
-                self.finish = "interrupt"
+                self.finish, stopped = "interrupt", error
         if stream:
             sys.stdout.write("\n")
             sys.stdout.flush()
         if self.finish == "context":
             say(f"stopped: the context of {self.session.n_ctx} tokens is full; raise -c")
+        if isinstance(stopped, Terminated):
+            raise stopped
         return "".join(shown)
 
     def close(self) -> None:
