@@ -11,6 +11,7 @@ shapes, timed the same way in the same run.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -27,9 +28,11 @@ import mlx.core as mx
 
 from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.runtime.attention import attend
+from tqgguf.runtime.attention_gpu import MASK_BYTES, MOST_ROWS, WORKSPACE_BYTES, KernelReading
 from tqgguf.runtime.backends import default_reading, describe
-from tqgguf.runtime.kv_sides import PAGE, SideView
+from tqgguf.runtime.readings import Reading
 from tqgguf.runtime.selftest_speed import random_side
+from tqgguf.runtime.side_view import PAGE, SideView
 
 ROTATED_BYTES = 150_000_000  # of inputs that calls rotate over: more than twice an H200's L2 cache
 MOST_SETS = 24
@@ -216,9 +219,11 @@ def encode(args: argparse.Namespace) -> list[dict[str, Any]]:
 def prefill(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Attention of new rows after keys that are held (256 rows: one chunk of the grid), beside MLX's over f16."""
     n_heads, n_kv_heads, head_dim = HEADS[0]
-    found = []
+    reading, found = default_reading(), []
+    if isinstance(reading, KernelReading):
+        reading = KernelReading(reading.launcher, args.most_rows, args.workspace, args.mask)
     print("| new rows | keys before | K/V | us | f16 us | of f16 |\n|---|---|---|---|---|---|")
-    for n_rows, n_keys in ((256, 32768), (2048, 32768), (256, 8192)):
+    for n_rows, n_keys in itertools.product(args.new_rows, args.cached):
         q = mx.random.normal((1, n_heads, n_rows, head_dim)).astype(mx.float16)
         held = [mx.random.normal((1, n_kv_heads, n_keys + n_rows, head_dim)).astype(mx.float16) for _ in range(2)]
         mx.eval(q, held)
@@ -232,7 +237,7 @@ def prefill(args: argparse.Namespace) -> list[dict[str, Any]]:
                 side = random_side(codec, n_kv_heads, n_keys + n_rows, 1, balanced, tiled)
                 sides.append(replace(side, rows=rows[0, :, n_keys:], rows_start=n_keys))
             mx.eval([side.rows for side in sides])
-            ours = evaluated_us(partial(block_step, q, sides, n_keys))
+            ours = evaluated_us(partial(block_step, reading, q, sides, n_keys))
             print(f"| {n_rows} | {n_keys} | {pair} | {ours:.0f} | {f16:.0f} | {ours / f16:.2f} |", flush=True)
             found.append({"rows": n_rows, "keys": n_keys, "pair": pair, "us": ours, "f16_us": f16})
         del held
@@ -244,8 +249,8 @@ def f16_step(q: mx.array, held: list[mx.array]) -> list[mx.array]:
     return [mx.fast.scaled_dot_product_attention(q, *held, scale=q.shape[-1] ** -0.5, mask="causal")]
 
 
-def block_step(q: mx.array, sides: list[SideView], offset: int) -> list[mx.array]:
-    return [attend(q, *sides, offset=offset, scale=q.shape[-1] ** -0.5, reading=default_reading())]
+def block_step(reading: Reading, q: mx.array, sides: list[SideView], offset: int) -> list[mx.array]:
+    return [attend(q, *sides, offset=offset, scale=q.shape[-1] ** -0.5, reading=reading)]
 
 
 def evaluated_us(call: Callable[[], list[mx.array]], repeats: int = 10) -> float:
@@ -273,6 +278,11 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", type=int, default=[1])
     parser.add_argument("--shapes", type=int, default=len(HEADS), help="how many of the head shapes")
     parser.add_argument("--chain", type=int, default=50, help="calls in one evaluation")
+    parser.add_argument("--new-rows", nargs="*", type=int, default=[256, 2048], help="of prefill")
+    parser.add_argument("--cached", nargs="*", type=int, default=[8192, 32768], help="keys before prefill's rows")
+    parser.add_argument("--most-rows", type=int, default=MOST_ROWS, help="rows that decode attention takes")
+    parser.add_argument("--workspace", type=int, default=WORKSPACE_BYTES, help="bytes of decoded keys and values")
+    parser.add_argument("--mask", type=int, default=MASK_BYTES, help="bytes of a long step's mask")
     parser.add_argument("--plain", action="store_true", help="K without balance")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()

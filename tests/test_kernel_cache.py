@@ -10,7 +10,7 @@ import pytest
 from emulator.launcher import EmulatedLauncher
 
 from tqgguf.formats.balance import RopeLayout
-from tqgguf.runtime import attention_gpu, hook
+from tqgguf.runtime import hook
 from tqgguf.runtime.attention_gpu import KernelReading
 from tqgguf.runtime.kv_cache import BlockKVCache
 from tqgguf.runtime.readings import NumpyReading, Reading
@@ -105,13 +105,11 @@ def test_a_cut_inside_an_encoded_page_keeps_its_decoded_values() -> None:
 
 @pytest.mark.parametrize("workspace_bytes", [1, 1 << 30])
 @pytest.mark.parametrize("window", [None, 150])
-def test_a_long_step_needs_no_more_than_its_workspace(
-    workspace_bytes: int, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_step_needs_no_more_than_its_workspace(workspace_bytes: int, window: int | None) -> None:
     # at least one KV head is decoded at a time, and rows in parts that bound the mask
-    monkeypatch.setattr(attention_gpu, "LONG_ROWS", 256)
+    by_kernels = KernelReading(EmulatedLauncher(), workspace_bytes=workspace_bytes, mask_bytes=2 * 256 * 1000)
     outs = []
-    for reading in (KernelReading(EmulatedLauncher(), workspace_bytes=workspace_bytes), NumpyReading()):
+    for reading in (by_kernels, NumpyReading()):
         rng = np.random.default_rng(14)
         cache, _ = filled(reading, 200)
         cache.window = window

@@ -19,8 +19,8 @@ from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kernels.types import is_supported
-from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
 from tqgguf.runtime.readings import MlxReading, Reads
+from tqgguf.runtime.side_view import PAGE, SideView, cuts, prefix_length
 
 MOST_ROWS = 8
 """Rows of a step up to which blocks are read by decode attention; longer steps decode them first
@@ -29,18 +29,26 @@ MOST_ROWS = 8
 WORKSPACE_BYTES = 1 << 30
 """Bytes that decoded keys and values of a long step may take at a time; at least one KV head is decoded whole."""
 
-LONG_ROWS = 512
-"""Query rows of a long step that are taken together: bounds the mask, which is as wide as the keys."""
+MASK_BYTES = 1 << 28
+"""Bytes of a mask, as wide as the keys, for the query rows of a long step that are taken together; all of a page's
+rows are."""
 
 _QUERY_TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
 
 class KernelReading(MlxReading):
-    """MLX's reading with kernels in the places that count. most_rows, workspace_bytes: instead of the constants
-    above."""
+    """MLX's reading with kernels in the places that count. most_rows, workspace_bytes, mask_bytes: instead of the
+    constants above."""
 
-    def __init__(self, launcher: Launcher, most_rows: int = MOST_ROWS, workspace_bytes: int = WORKSPACE_BYTES) -> None:
-        self.launcher, self.most_rows, self.workspace_bytes = launcher, most_rows, workspace_bytes
+    def __init__(
+        self,
+        launcher: Launcher,
+        most_rows: int = MOST_ROWS,
+        workspace_bytes: int = WORKSPACE_BYTES,
+        mask_bytes: int = MASK_BYTES,
+    ) -> None:
+        self.launcher, self.most_rows = launcher, most_rows
+        self.workspace_bytes, self.mask_bytes = workspace_bytes, mask_bytes
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         if not _can_encode(codec, rows):
@@ -171,13 +179,15 @@ class KernelReading(MlxReading):
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        """A long step: LONG_ROWS rows at a time, and as many KV heads as the workspace holds."""
+        """A long step: as many rows at a time as the mask has room for, and as many KV heads as the workspace holds."""
         n_heads, n_kv_heads = q.shape[1], k.rows.shape[0]
         group = n_heads // n_kv_heads
-        parts = []
-        for lo, hi in pairwise(cuts(offset, offset + q.shape[2], LONG_ROWS)):
+        parts, end = [], offset + q.shape[2]
+        in_f16 = 2  # bytes
+        at_a_time = max(1, self.mask_bytes // (in_f16 * (2 * end - _start(k, v, offset, window)) * PAGE)) * PAGE
+        for lo, hi in pairwise(cuts(offset, end, at_a_time)):
             start = _start(k, v, lo, window)
-            per_head = 2 * (hi - start + LONG_ROWS) * (k.codec.head_dim + v.codec.head_dim)
+            per_head = in_f16 * (2 * hi - lo - start) * (k.codec.head_dim + v.codec.head_dim)
             at_once = max(1, min(n_kv_heads, self.workspace_bytes // per_head))
             outs = []
             for first in range(0, n_kv_heads, at_once):
@@ -243,7 +253,7 @@ class KernelReading(MlxReading):
         return rows[None]
 
 
-@lru_cache(maxsize=2)  # of layers with a window and without; each is LONG_ROWS times as wide as the keys
+@lru_cache(maxsize=2)  # of layers with a window and without; each takes up to MASK_BYTES
 def _own_page_mask(start: int, lo: int, hi: int, window: int | None, dtype: mx.Dtype) -> mx.array:
     """What is added to the scores of rows lo .. hi - 1 (0, or minus infinity), for keys as `_both_forms` has them.
 

@@ -9,24 +9,42 @@
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const uint place = (head * n_chunks + chunk) * n_splits * uint(8 * TILES) + column % uint(8 * TILES);
 
-  float maximum = -1.0e30f, sink = 0.0f;
-  if (SINKS) {
-    sink = sinks[head * uint(sizes[AT_group_size]) + column / uint(sizes[AT_n_rows])] * 1.4426950408889634f;
-    maximum = sink;
+  // What is read before the weights are known: the first AHEAD splits of each simdgroup, and the own page's sums.
+  constexpr int AHEAD = 4;
+  float ahead[AHEAD][PER_LANE], own[PER_LANE];
+  UNROLL for (int k = 0; k < AHEAD; ++k) {
+    const uint s = simdgroup + uint(k * SIMDGROUPS);
+    UNROLL for (int i = 0; i < PER_LANE; ++i)
+      ahead[k][i] = s < n_coded ? sums[ulong(place + s * uint(8 * TILES)) * ulong(V_DIM) + ulong(uint(i) * 32u + lane)] : 0.0f;
   }
-  for (uint s = lane; s < n_splits; s += 32u) maximum = metal::max(maximum, float(statistics[2u * (place + s * uint(8 * TILES))]));
-  maximum = simd_max(maximum);
-  float sum = 0.0f;
+  const uint own_at = place + n_coded * uint(8 * TILES);
+  UNROLL for (int i = 0; i < PER_LANE; ++i) own[i] = sums[ulong(own_at) * ulong(V_DIM) + ulong(uint(i) * 32u + lane)];
+
+  float maximum = -1.0e30f, sum = 0.0f;
   for (uint s = lane; s < n_splits; s += 32u) {
     const uint at = 2u * (place + s * uint(8 * TILES));
-    sum += statistics[at + 1u] * exp2_fast(statistics[at] - maximum);
+    const float of_split = statistics[at], both = metal::max(maximum, of_split);
+    sum = sum * exp2_fast(maximum - both) + statistics[at + 1u] * exp2_fast(of_split - both);
+    maximum = both;
   }
-  sum = simd_sum(sum);
+  const float of_lane = maximum;
+  maximum = simd_max(maximum);
+  float sink = 0.0f;
+  if (SINKS) {
+    sink = sinks[head * uint(sizes[AT_group_size]) + column / uint(sizes[AT_n_rows])] * 1.4426950408889634f;
+    maximum = metal::max(maximum, sink);
+  }
+  sum = simd_sum(sum * exp2_fast(of_lane - maximum));
   if (SINKS) sum += exp2_fast(sink - maximum);
 
   float x[PER_LANE];
   UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = 0.0f;
-  for (uint s = simdgroup; s < n_coded; s += uint(SIMDGROUPS)) {
+  UNROLL for (int k = 0; k < AHEAD; ++k) {
+    const uint s = simdgroup + uint(k * SIMDGROUPS);
+    const float weight = s < n_coded ? exp2_fast(statistics[2u * (place + s * uint(8 * TILES))] - maximum) : 0.0f;
+    UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] += weight * ahead[k][i];
+  }
+  for (uint s = simdgroup + uint(AHEAD * SIMDGROUPS); s < n_coded; s += uint(SIMDGROUPS)) {
     const uint at = place + s * uint(8 * TILES);
     const float weight = exp2_fast(statistics[2u * at] - maximum);
     UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] += weight * sums[ulong(at) * ulong(V_DIM) + ulong(uint(i) * 32u + lane)];
@@ -40,10 +58,7 @@
       x[i] = v;
     }
     unrotate<PER_LANE, V_ROTATION>(x, v_signs, lane);
-    const uint at = place + n_coded * uint(8 * TILES);
-    const float weight = exp2_fast(statistics[2u * at] - maximum), inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-    UNROLL for (int i = 0; i < PER_LANE; ++i) {
-      const float own = sums[ulong(at) * ulong(V_DIM) + ulong(uint(i) * 32u + lane)];
-      out[(head * n_columns + column) * uint(V_DIM) + uint(i) * 32u + lane] = T((x[i] + weight * own) * inverse);
-    }
+    const float weight = exp2_fast(statistics[2u * own_at] - maximum), inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    UNROLL for (int i = 0; i < PER_LANE; ++i)
+      out[(head * n_columns + column) * uint(V_DIM) + uint(i) * 32u + lane] = T((x[i] + weight * own[i]) * inverse);
   }
