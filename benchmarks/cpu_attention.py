@@ -26,9 +26,10 @@ from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.formats.cores import cores
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.attention_c import CReading
-from tqgguf.runtime.kv_sides import FLOAT_DTYPES, PAGE, SideView
+from tqgguf.runtime.kv_sides import FLOAT_DTYPES
 from tqgguf.runtime.native.library import Library, load_library
 from tqgguf.runtime.readings import NumpyReading, Reading
+from tqgguf.runtime.side_view import PAGE, SideView
 
 PAIRS = ["turbo4/turbo4", "turbo4/turbo3", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0", "f16/f16"]
 N_HEADS, N_KV_HEADS, HEAD_DIM = 32, 8, 128

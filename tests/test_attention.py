@@ -17,8 +17,8 @@ from tqgguf.formats.codec import resolve_codec
 from tqgguf.runtime import hook
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.kv_sides import SideView
 from tqgguf.runtime.readings import MlxReading, NumpyReading
+from tqgguf.runtime.side_view import SideView
 
 LIMIT = 1e-4  # of the output's norm
 READINGS = {"numpy": NumpyReading, "mlx": MlxReading, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}

@@ -17,8 +17,8 @@ from tqgguf.formats.codec import resolve_codec
 from tqgguf.runtime import hook
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.readings import NumpyReading, Reads
+from tqgguf.runtime.side_view import PAGE, SideView
 
 pytestmark = pytest.mark.parametrize("path", C_PATHS)
 

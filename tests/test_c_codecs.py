@@ -15,7 +15,7 @@ from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.formats.row_encoding import in_numpy
 from tqgguf.runtime.encode_rows import row_encoder
-from tqgguf.runtime.kv_sides import PAGE
+from tqgguf.runtime.side_view import PAGE
 
 BLOCK_TYPE_NAMES = [t for t in CACHE_TYPE_NAMES if t not in ("f32", "f16", "bf16")]
 ENCODED = ("turbo4", "turbo3", "turbo2", "q8_0", "q4_0")

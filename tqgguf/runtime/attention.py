@@ -16,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
 from tqgguf.runtime.readings import Reading, Reads
+from tqgguf.runtime.side_view import PAGE, SideView, cuts, prefix_length
 
 TILE_PAGES = 8  # pages decoded at a time: 1,024 keys, large enough for the matmul, small enough for the caches
 FLOAT_GROUP_ROWS = 256  # query rows handled together where no page boundary cuts them

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
-from tqgguf.runtime.kv_sides import PAGE, SideView, cuts, prefix_length
 from tqgguf.runtime.native.library import (
     KINDS,
     AttentionStep,
@@ -30,6 +29,7 @@ from tqgguf.runtime.native.library import (
     row_plane,
 )
 from tqgguf.runtime.readings import NumpyReading, Reads
+from tqgguf.runtime.side_view import PAGE, SideView, cuts, prefix_length
 
 MOST_ROWS = {"portable": 2, "neon": 16}
 """Rows of a step up to which C is faster than matrix products over decoded pages. Measured: the other paths always are;

@@ -21,9 +21,9 @@ from tqgguf.runtime.evaluation_scores import Logits, ReferenceRows, TokenScores
 from tqgguf.runtime.evaluation_statistics import PositionRange, Statistics, by_position, kld_profile, statistics
 from tqgguf.runtime.grid import DEFAULT_CHUNK
 from tqgguf.runtime.hook import Usage
-from tqgguf.runtime.kv_sides import cuts
 from tqgguf.runtime.loaded_model import LoadedModel
 from tqgguf.runtime.readings import Reads
+from tqgguf.runtime.side_view import cuts
 from tqgguf.runtime.text_tokenizer import TextTokenizer
 
 TILE_BYTES = 64 << 20

@@ -19,8 +19,9 @@ from mlx_lm.models import base
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.kv_balance import ChannelScale
-from tqgguf.runtime.kv_sides import Growth, SideView, Waiting
+from tqgguf.runtime.kv_sides import Growth, Waiting
 from tqgguf.runtime.readings import Reading, Reads
+from tqgguf.runtime.side_view import SideView
 
 _MODELS = "mlx_lm.models"
 _original = base.scaled_dot_product_attention

@@ -24,11 +24,13 @@ from tqgguf.formats.errors import EncodeError, FormatError, RequestError
 from tqgguf.runtime import hook
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv_balance import ChannelScale, checked_scale
+from tqgguf.runtime.kv_rows import check_rows, kind_of_rows
 from tqgguf.runtime.kv_settings import N_SCALARS, LayerSettings, is_whole, layer_codec
-from tqgguf.runtime.kv_sides import PAGE, BlockSide, FloatSide, Growth, SideView, Waiting
+from tqgguf.runtime.kv_sides import BlockSide, FloatSide, Growth, Waiting
 from tqgguf.runtime.planes import Plane
 from tqgguf.runtime.readings import Reading
 from tqgguf.runtime.rope_layout import rope_layouts
+from tqgguf.runtime.side_view import PAGE, SideView
 
 
 class BlockKVCache(_BaseCache):
@@ -221,40 +223,14 @@ class BlockKVCache(_BaseCache):
             self.sides[0].waiting.view()
 
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
-        kind = _kind(keys, values)
+        kind = kind_of_rows(keys, values)
         if kind is None or kind != self._last_kind:
-            self._check_other_rows(keys, values)
+            check_rows(keys, values, self.sides, self.layer, self.channel_scale)
             self._last_kind = kind
         if not self.settings.has_tail and self.offset % PAGE:
             raise RequestError(
                 f"layer {self.layer}: a cache without a tail takes whole pages until its last step, "
                 f"it holds {self.offset} tokens"
-            )
-
-    def _check_other_rows(self, keys: mx.array, values: mx.array) -> None:
-        held = self.sides or (None, None)
-        for name, rows, side in zip("KV", (keys, values), held, strict=True):
-            where = f"layer {self.layer}, {name}"
-            if not isinstance(rows, mx.array) or rows.ndim != 4 or not mx.issubdtype(rows.dtype, mx.floating):
-                found = f"{rows.dtype} {rows.shape}" if isinstance(rows, mx.array) else type(rows).__name__
-                raise RequestError(f"{where}: expected floats [1, n_kv_heads, tokens, head_dim], found {found}")
-            if 0 in rows.shape[1::2]:
-                raise RequestError(f"{where}: expected at least one head of one value, found {rows.shape}")
-            if rows.shape[0] != 1:
-                raise RequestError(f"block caches hold one sequence: expected batch size 1, found {rows.shape[0]}")
-            if side is not None and (side.n_heads or rows.shape[1], side.codec.head_dim) != rows.shape[1::2]:
-                raise RequestError(
-                    f"{where}: expected {side.n_heads} heads of {side.codec.head_dim} values as before, "
-                    f"found {rows.shape[1]} of {rows.shape[3]}"
-                )
-        if keys.shape[:3] != values.shape[:3]:
-            found = f"{keys.shape} and {values.shape}"
-            raise RequestError(f"layer {self.layer}: expected K and V of as many heads and tokens, found {found}")
-        scale, expected = self.channel_scale, (keys.shape[1], keys.shape[3])
-        if scale is not None and scale.shape != expected:
-            raise RequestError(
-                f"layer {self.layer}: expected a channel scale {expected} for these keys, found {scale.shape}; "
-                "is the calibration another model's?"
             )
 
     def _append(self, name: str, side: BlockSide | FloatSide, rows: mx.array, joined: mx.array | None) -> SideView:
@@ -370,16 +346,6 @@ class BlockKVCache(_BaseCache):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies (mlx-lm's server makes some) go by the state: a backend's handles cannot be copied."""
         return type(self).from_state, (self.state,), {"usage": self.usage}
-
-
-def _kind(keys: mx.array, values: mx.array) -> Any:
-    """What is checked of a step's rows, but for their number; None where that is not enough."""
-    if not (isinstance(keys, mx.array) and isinstance(values, mx.array)):
-        return None
-    k, v = keys.shape, values.shape
-    if len(k) != 4 or len(v) != 4 or k[2] != v[2]:
-        return None
-    return k[0], k[1], k[3], v[0], v[1], v[3], keys.dtype, values.dtype
 
 
 _EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 7  # entries of a state: a full one has head sizes and arrays

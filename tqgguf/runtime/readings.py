@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tqgguf.formats.codec import Codec
 from tqgguf.runtime import block_ops
 from tqgguf.runtime.kv_balance import balance_rows, page_mean_mlx, page_mean_numpy
-from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.products import product
+from tqgguf.runtime.side_view import PAGE, SideView
 
 
 @dataclass

@@ -15,8 +15,8 @@ import mlx.core as mx
 
 from tqgguf.formats.codec import Codec, resolve_codec
 from tqgguf.runtime.attention import attend
-from tqgguf.runtime.kv_sides import PAGE, SideView
 from tqgguf.runtime.readings import Reading
+from tqgguf.runtime.side_view import PAGE, SideView
 
 N_HEADS, N_KV_HEADS, HEAD_DIM = 32, 8, 128
 PAIRS = (("turbo4", "turbo3"), ("turbo4", "turbo4"), ("q8_0", "q8_0"))

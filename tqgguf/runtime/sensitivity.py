@@ -23,9 +23,9 @@ from tqgguf.formats.kv_size import SIDES
 from tqgguf.runtime.attention import attend
 from tqgguf.runtime.hook import Step, Usage
 from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
-from tqgguf.runtime.kv_sides import PAGE, cuts
 from tqgguf.runtime.loaded_model import LoadedModel
 from tqgguf.runtime.rope_layout import rope_layouts
+from tqgguf.runtime.side_view import PAGE, cuts
 
 REFERENCE = "f16"
 

@@ -30,7 +30,7 @@ from tqgguf.runtime.kernels.launch import (
 )
 from tqgguf.runtime.kernels.pages import JOIN, join_with
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
-from tqgguf.runtime.kv_sides import PAGE, SideView, prefix_length
+from tqgguf.runtime.side_view import PAGE, SideView, prefix_length
 
 _SIZES = (
     *("group_size", "n_rows", "n_coded", "own_start", "n_prefix", "window", "first_page", "k_page", "v_page"),

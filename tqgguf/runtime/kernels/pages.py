@@ -20,7 +20,7 @@ from tqgguf.runtime.kernels.launch import (
     sizes_of,
 )
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, boundaries, given, group_of, nothing, rotation_size, signs
-from tqgguf.runtime.kv_sides import PAGE, SideView
+from tqgguf.runtime.side_view import PAGE, SideView
 
 ENCODE = Kernel(
     "encode_pages",
