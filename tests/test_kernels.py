@@ -9,6 +9,7 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 import pytest
+from covering import pairwise
 from emulator.exporter import metal_text
 from emulator.front_end import complaints, cuda_complaints
 from emulator.launcher import EmulatedLauncher
@@ -89,10 +90,23 @@ def test_the_answer_is_the_same_with_cudas_layout_of_matrix_elements() -> None:
     assert failures(selftest.attention_cases(cuda, 128, "turbo4", "turbo3", (ONE_ROW,))) == []
 
 
+HEAD_DIMS = (*selftest.HEAD_DIMS, 512)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", [*selftest.HEAD_DIMS, 512])
-def test_every_kernel_type_and_head_size(head_dim: int) -> None:
-    assert failures(selftest.all_cases(reading(), (head_dim,), all_pairs=True)) == []
+@pytest.mark.parametrize(
+    "case", pairwise(list(types.KERNEL_TYPES), list(types.KERNEL_TYPES), HEAD_DIMS, SHAPES), ids=str
+)
+def test_any_two_of_types_head_size_and_step_together(case: tuple) -> None:
+    type_k, type_v, head_dim, shape = case
+    found = [case.run() for case in selftest.attention_cases(reading(), head_dim, type_k, type_v, (shape,))]
+    assert [outcome for outcome in found if not outcome.passed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_pages_of_every_head_size(head_dim: int) -> None:
+    assert failures(selftest.codec_cases(reading(), head_dim)) == []
 
 
 @pytest.mark.parametrize("cache_type", ["turbo4", "turbo3", "turbo2", "q8_0", "q4_0"])
