@@ -15,8 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from tqgguf.formats.block_types import CACHE_TYPE_NAMES
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.errors import RequestError
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tqgguf.formats.embedded import embedded_model
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.gguf_types import MetadataType, ValueType
-from tqgguf.formats.gguf_write import GgufTensor, entry, text_entry, u32_entry, write_gguf
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.gguf.types import MetadataType, ValueType
+from tqgguf.formats.gguf.write import GgufTensor, entry, text_entry, u32_entry, write_gguf
+from tqgguf.formats.models.embedded import embedded_model
 
 HIDDEN, FEED_FORWARD, HEADS, KV_HEADS = 2048, 8192, 32, 8
 F32, F16 = 0, 1  # ggml type ids

@@ -22,11 +22,11 @@ import tqgguf.runtime  # noqa: F401  (before mlx)
 import cpu_attention
 import mlx.core as mx
 
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.cores import cores
 from tqgguf.runtime import backends
-from tqgguf.runtime.load import LoadedModel, embedded_model, load_model
-from tqgguf.runtime.session import Session
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import LoadedModel, embedded_model, load_model
 
 PAIRS = ["f16/f16", "turbo4/turbo4", "turbo4/turbo3", "q8_0/q8_0", "q4_0/q4_0"]
 LLAMA_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml type ids

@@ -22,14 +22,14 @@ import tqgguf.runtime  # noqa: F401  (before mlx)
 import mlx.core as mx
 import numpy as np
 
-from tqgguf.formats.codec import Codec, resolve_codec
+from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.cores import cores
-from tqgguf.runtime.attention import attend
-from tqgguf.runtime.attention_c import CReading
-from tqgguf.runtime.kv_sides import FLOAT_DTYPES
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.attention_c import CReading
+from tqgguf.runtime.attention.readings import NumpyReading, Reading
+from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.sides import FLOAT_DTYPES
 from tqgguf.runtime.native.library import Library, load_library
-from tqgguf.runtime.readings import NumpyReading, Reading
-from tqgguf.runtime.side_view import PAGE, SideView
 
 PAIRS = ["turbo4/turbo4", "turbo4/turbo3", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0", "f16/f16"]
 N_HEADS, N_KV_HEADS, HEAD_DIM = 32, 8, 128

@@ -26,13 +26,13 @@ import tqgguf.runtime  # noqa: F401  (before mlx)
 # isort: split
 import mlx.core as mx
 
-from tqgguf.formats.codec import Codec, resolve_codec
-from tqgguf.runtime.attention import attend
-from tqgguf.runtime.attention_gpu import MASK_BYTES, MOST_ROWS, WORKSPACE_BYTES, KernelReading
+from tqgguf.formats.blocks.codec import Codec, resolve_codec
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.attention_gpu import MASK_BYTES, MOST_ROWS, WORKSPACE_BYTES, KernelReading
+from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading, describe
-from tqgguf.runtime.readings import Reading
+from tqgguf.runtime.kv.side_view import PAGE, SideView
 from tqgguf.runtime.selftest_speed import random_side
-from tqgguf.runtime.side_view import PAGE, SideView
 
 ROTATED_BYTES = 150_000_000  # of inputs that calls rotate over: more than twice an H200's L2 cache
 MOST_SETS = 24

@@ -23,11 +23,11 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
 from tqgguf.runtime.backends import describe
-from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
-from tqgguf.runtime.kv_sides import BlockSide
-from tqgguf.runtime.planes import Plane
+from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.kv.planes import Plane
+from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.kv.sides import BlockSide
 from tqgguf.runtime.selftest_speed import random_side
-from tqgguf.runtime.side_view import PAGE
 
 N_KV_HEADS, HEAD_DIM = 8, 128
 WARM_UP = PAGE + 4  # steps: a page fills, so that its kernels are compiled

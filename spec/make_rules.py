@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tqgguf.formats.rule import Rule
-from tqgguf.formats.rules import RULES
+from tqgguf.formats.rules.rule import Rule
+from tqgguf.formats.rules.table import RULES
 
 SPEC = Path(__file__).parent
 GROUPS = {
@@ -57,7 +57,7 @@ def example_messages() -> dict[str, str]:
     sys.path.insert(0, str(SPEC.parent / "tests"))
     from unsound_files import unsound_files
 
-    from tqgguf.formats.validation import validate
+    from tqgguf.formats.validation.validate import validate
 
     messages = {}
     before = Path.cwd()

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tqgguf.formats.balance import FLOOR, SCALE_LIMITS
-from tqgguf.formats.block_types import BLOCK_TYPES, PAGE_TOKENS, BlockType
-from tqgguf.formats.cache_spec import TURBO_PREFIX, LayerTypes
-from tqgguf.formats.codebooks import HALVES, TABLE_GROUP, codebook
-from tqgguf.formats.codec import Side, resolve_codec
-from tqgguf.formats.ggml import IQ4_NL_CODEBOOK
-from tqgguf.formats.kv_size import LayerShape, side_bytes
-from tqgguf.formats.llama_profiles import MAINLINE, PROFILES, Profile
-from tqgguf.formats.rotation import SIGNS_1_HEX, SIGNS_2_HEX
+from tqgguf.formats.blocks.balance import FLOOR, SCALE_LIMITS
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES, PAGE_TOKENS, BlockType
+from tqgguf.formats.blocks.cache_spec import TURBO_PREFIX, LayerTypes
+from tqgguf.formats.blocks.codebooks import HALVES, TABLE_GROUP, codebook
+from tqgguf.formats.blocks.codec import Side, resolve_codec
+from tqgguf.formats.blocks.ggml import IQ4_NL_CODEBOOK
+from tqgguf.formats.blocks.kv_size import LayerShape, side_bytes
+from tqgguf.formats.blocks.rotation import SIGNS_1_HEX, SIGNS_2_HEX
+from tqgguf.formats.llama.profiles import MAINLINE, PROFILES, Profile
 
 SPEC = Path(__file__).parent
 VERSION = 1

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from make_tables import FLOATS, GGML, HEAD_DIMS, SPEC, TURBO, write
 
-from tqgguf.formats.balance import (
+from tqgguf.formats.blocks.balance import (
     RopeLayout,
     balance_rows,
     centred_squares,
@@ -20,9 +20,9 @@ from tqgguf.formats.balance import (
     page_mean,
     unbalance_rows,
 )
-from tqgguf.formats.block_types import BLOCK_TYPES, PAGE_TOKENS
-from tqgguf.formats.cache_spec import TURBO_PREFIX
-from tqgguf.formats.codec import Codec, resolve_codec
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES, PAGE_TOKENS
+from tqgguf.formats.blocks.cache_spec import TURBO_PREFIX
+from tqgguf.formats.blocks.codec import Codec, resolve_codec
 
 
 def lcg(n: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tqgguf.formats.codec import Codec
+from tqgguf.formats.blocks.codec import Codec
 
 PAGE = 128
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tqgguf.runtime.attention_c import CReading
+from tqgguf.runtime.attention.attention_c import CReading
 from tqgguf.runtime.native.library import Library, load_library
 
 LIBRARY = load_library()

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from tiny_models import TinyModel
 
-from tqgguf.formats.calibration import Calibration
-from tqgguf.formats.fingerprint import Fingerprint
-from tqgguf.formats.kv_size import LayerShape
+from tqgguf.formats.blocks.kv_size import LayerShape
+from tqgguf.formats.models.calibration import Calibration
+from tqgguf.formats.models.fingerprint import Fingerprint
 
 N_PREFIX = 4
 LLAMA = TinyModel("llama", n_layers=2, hidden_size=128, intermediate_size=128, seed=21)

@@ -54,7 +54,7 @@ def no_calibrations_of_the_user():
 @pytest.fixture(scope="session")
 def smollm2():
     """The embedded default model, loaded once for all tests; never to be changed."""
-    from tqgguf.runtime.load import embedded_model, open_model
+    from tqgguf.runtime.models.load import embedded_model, open_model
 
     return open_model(embedded_model()).load()
 

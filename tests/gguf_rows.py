@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 from gguf_builder import Tensor
 
-from tqgguf.formats.gguf_types import GGML_TYPES
+from tqgguf.formats.gguf.types import GGML_TYPES
 
 NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 FLOATS = ("F32", "F16", "BF16")

@@ -12,7 +12,7 @@ from pathlib import Path
 import llama_cpp as c
 import numpy as np
 
-from tqgguf.formats.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 
 MAX_TOKENS = 1 << 16
 

@@ -13,13 +13,13 @@ import gguf
 import numpy as np
 from gguf_builder import Tensor, Typed, build_gguf, sections
 
-from tqgguf.formats.balance import RopeLayout, balance_rows, page_mean
-from tqgguf.formats.block_types import PAGE_TOKENS
-from tqgguf.formats.codec import Side
-from tqgguf.formats.fingerprint import Fingerprint
-from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
-from tqgguf.formats.stored_codec import StoredCodec
+from tqgguf.formats.blocks.balance import RopeLayout, balance_rows, page_mean
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
+from tqgguf.formats.blocks.codec import Side
+from tqgguf.formats.blocks.stored_codec import StoredCodec
+from tqgguf.formats.models.fingerprint import Fingerprint
+from tqgguf.formats.snapshots.snapshot import LayerSnapshot, SideSnapshot, Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 
 FINGERPRINT = Fingerprint(*(letter * 64 for letter in "abcd"))
 

@@ -20,9 +20,9 @@ from tiny_models import (
 )
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.model_config import override_rope, resolve_context
-from tqgguf.runtime.kv_cache import make_prompt_cache
-from tqgguf.runtime.load import OpenModel, open_model
+from tqgguf.formats.models.config import override_rope, resolve_context
+from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+from tqgguf.runtime.models.load import OpenModel, open_model
 
 RECORDED = np.load(Path(__file__).parent / "data" / "tiny_logits.npz")
 # llama.cpp looks gemma's gelu up in a table of float16, which shows from 1e-4 on; the rest is float32 rounding.

@@ -12,13 +12,13 @@ from attention_reference import as_blocks, as_float, attention
 from c_paths import C_PATHS, c_reading
 from covering import pairwise
 
-from tqgguf.formats.block_types import CACHE_TYPE_NAMES
-from tqgguf.formats.codec import resolve_codec
-from tqgguf.runtime import hook
-from tqgguf.runtime.attention import attend
-from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.readings import MlxReading, NumpyReading
-from tqgguf.runtime.side_view import SideView
+from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.codec import resolve_codec
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.kv.side_view import SideView
 
 LIMIT = 1e-4  # of the output's norm
 READINGS = {"numpy": NumpyReading, "mlx": MlxReading, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}

@@ -11,7 +11,7 @@ import pytest
 from attention_reference import as_balanced_blocks, as_blocks, as_float, attention
 from c_paths import C_PATHS, c_reading
 
-from tqgguf.formats.balance import (
+from tqgguf.formats.blocks.balance import (
     NOT_ROTATED,
     RopeLayout,
     balance_rows,
@@ -19,12 +19,12 @@ from tqgguf.formats.balance import (
     page_mean,
     unbalance_rows,
 )
-from tqgguf.formats.cache_spec import resolve_balance
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.cache_spec import resolve_balance
+from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime import hook
-from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.readings import MlxReading, NumpyReading
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 LIMIT = 1e-4
 READINGS = {"numpy": NumpyReading, "mlx": MlxReading, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}

@@ -21,17 +21,17 @@ from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.main import main
 from tqgguf.formats.bench_record import BenchRecord, Memory, Speed, compare, differing_settings
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import kv_bytes
-from tqgguf.runtime.bench_match import measure_matches
-from tqgguf.runtime.bench_memory import MemoryPlan, measure_memory
-from tqgguf.runtime.bench_modes import ModeSession, modes_of
-from tqgguf.runtime.bench_speed import WARM_TOKENS, SpeedPlan, measure_speeds
-from tqgguf.runtime.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation_caches import CacheOptions
-from tqgguf.runtime.load import LoadedModel, load_model
-from tqgguf.runtime.session import Session
+from tqgguf.runtime.bench.match import measure_matches
+from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
+from tqgguf.runtime.bench.modes import ModeSession, modes_of
+from tqgguf.runtime.bench.speed import WARM_TOKENS, SpeedPlan, measure_speeds
+from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
+from tqgguf.runtime.evaluation.caches import CacheOptions
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import LoadedModel, load_model
 
 LLAMA = TinyModel(head_dim=128, context_length=4096)
 GEMMA = TinyModel("gemma3", n_layers=3, window=200, window_pattern=3, head_dim=128, context_length=4096)

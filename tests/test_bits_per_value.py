@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from tqgguf.formats.bits_per_value import bits_of_groups, bits_per_value
-from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.formats.kv_size import TOKEN_ID_BYTES, LayerShape, kv_bytes
+from tqgguf.formats.blocks.bits_per_value import bits_of_groups, bits_per_value
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import TOKEN_ID_BYTES, LayerShape, kv_bytes
 
 SMOLLM2 = [LayerShape(3, 64, 64)] * 30
 UNEVEN = [LayerShape(2, 192, 128), LayerShape(1, 128, 128)]

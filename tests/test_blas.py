@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tqgguf.formats.cores import cores
-from tqgguf.runtime.blas import Blas, _openblas_of_numpy, load_fast_blas
+from tqgguf.runtime.attention.blas import Blas, _openblas_of_numpy, load_fast_blas
 from tqgguf.runtime.native import library_path
 
 GETTERS = [f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
@@ -55,12 +55,12 @@ def test_numbers_of_threads_do_not_change_products(blas):
 
 
 def test_a_blas_without_threads_to_set_says_so(monkeypatch):
-    monkeypatch.setattr("tqgguf.runtime.blas._openblas_of_numpy", lambda: [])
+    monkeypatch.setattr("tqgguf.runtime.attention.blas._openblas_of_numpy", lambda: [])
     assert Blas("the system's (Accelerate)").set_threads(2) is False
 
 
 def name_in_a_new_process(first: str = "", **environment: str) -> str:
-    program = f"{first}\nfrom tqgguf.runtime.blas import load_fast_blas\nprint(load_fast_blas().name)"
+    program = f"{first}\nfrom tqgguf.runtime.attention.blas import load_fast_blas\nprint(load_fast_blas().name)"
     found = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )

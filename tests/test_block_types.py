@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import pytest
 
-from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
 
 IN_GGML = [t for t in BLOCK_TYPES.values() if t.ggml_type is not None]
 

@@ -11,14 +11,14 @@ import pytest
 from attention_reference import as_blocks, as_float, attention
 from c_paths import C_PATHS, HEAD_DIMS, c_reading
 
-from tqgguf.formats.block_types import CACHE_TYPE_NAMES
-from tqgguf.formats.cache_spec import default_prefix
-from tqgguf.formats.codec import resolve_codec
-from tqgguf.runtime import hook
-from tqgguf.runtime.attention import attend
-from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.readings import NumpyReading, Reads
-from tqgguf.runtime.side_view import PAGE, SideView
+from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.cache_spec import default_prefix
+from tqgguf.formats.blocks.codec import resolve_codec
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.readings import NumpyReading, Reads
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 pytestmark = pytest.mark.parametrize("path", C_PATHS)
 

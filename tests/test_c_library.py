@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from c_paths import C_PATHS, c_reading, library
 
-from tqgguf.formats.codec import Codec, resolve_codec
+from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention import attend
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.kv.side_view import PAGE, SideView
 from tqgguf.runtime.native.library import load_library
-from tqgguf.runtime.side_view import PAGE, SideView
 
 FORK_SECONDS = 60
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tqgguf.formats.cache_spec import PRESETS, CacheSpec, LayerTypes
+from tqgguf.formats.blocks.cache_spec import PRESETS, CacheSpec, LayerTypes
 from tqgguf.formats.errors import RequestError
 
 

@@ -18,8 +18,8 @@ from tiny_models import TinyModel, write_tiny
 import tqgguf
 from tqgguf.cli.main import main
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.runtime.load import load_model
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.runtime.models.load import load_model
 
 DOCUMENT = "\n".join(
     f"The {beast} lives by the {place}." for beast in ("heron", "otter") for place in ("weir", "reeds") * 9

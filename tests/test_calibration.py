@@ -13,10 +13,10 @@ from calibrations import FINGERPRINT, LLAMA, SHAPES, made
 from gguf_builder import build_gguf
 from tiny_models import write_tiny
 
-from tqgguf.formats.calibration import check_fits, read_calibration, write_calibration
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, RequestError
-from tqgguf.formats.fingerprint import PARTS, Fingerprint
-from tqgguf.formats.kv_size import LayerShape
+from tqgguf.formats.models.calibration import check_fits, read_calibration, write_calibration
+from tqgguf.formats.models.fingerprint import PARTS, Fingerprint
 
 pytestmark = pytest.mark.usefixtures("cache_home")
 

@@ -11,12 +11,12 @@ import pytest
 from calibrations import LLAMA, made
 from tiny_models import write_tiny
 
-from tqgguf.formats.calibration import Calibration, write_calibration
-from tqgguf.formats.calibration_files import beside, cache_folder, cached
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
-from tqgguf.formats.fingerprint import Fingerprint
-from tqgguf.runtime.calibration_choice import AUTO, OFF, choose_calibration
-from tqgguf.runtime.load import OpenModel, open_model
+from tqgguf.formats.models.calibration import Calibration, write_calibration
+from tqgguf.formats.models.calibration_files import beside, cache_folder, cached
+from tqgguf.formats.models.fingerprint import Fingerprint
+from tqgguf.runtime.models.calibration_choice import AUTO, OFF, choose_calibration
+from tqgguf.runtime.models.load import OpenModel, open_model
 
 pytestmark = pytest.mark.usefixtures("cache_home")
 
@@ -112,7 +112,7 @@ def test_nothing_is_looked_for_and_no_model_hashed_without_need(
     def never(*_: Any) -> Fingerprint:
         raise AssertionError("the model was hashed")
 
-    monkeypatch.setattr("tqgguf.runtime.load.fingerprint_gguf", never)
+    monkeypatch.setattr("tqgguf.runtime.models.load.fingerprint_gguf", never)
     assert choose_calibration(opened, AUTO, True).notices == ()
     beside(opened.path).write_bytes(b"not even looked at")
     for wanted, is_needed in ((AUTO, False), (OFF, False), (OFF, True)):

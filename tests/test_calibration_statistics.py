@@ -15,10 +15,10 @@ from tiny_folders import write_folder
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.formats.errors import EncodeError, RequestError
-from tqgguf.runtime.calibration_statistics import calibrate
-from tqgguf.runtime.evaluation import spread
-from tqgguf.runtime.load import open_model
-from tqgguf.runtime.loaded_model import LoadedModel
+from tqgguf.runtime.evaluation.calibration_statistics import calibrate
+from tqgguf.runtime.evaluation.compare import spread
+from tqgguf.runtime.models.load import open_model
+from tqgguf.runtime.models.loaded_model import LoadedModel
 
 pytestmark = pytest.mark.usefixtures("cache_home")
 

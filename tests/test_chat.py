@@ -13,9 +13,9 @@ import pytest
 from vocabularies import smollm2_tokenizer, spm_metadata
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime import template_sandbox
-from tqgguf.runtime.chat import ChatTemplate
-from tqgguf.runtime.tokenizer import load_tokenizer
+from tqgguf.runtime.generation import template_sandbox
+from tqgguf.runtime.generation.chat import ChatTemplate
+from tqgguf.runtime.tokenizers.gguf_tokenizer import load_tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}
@@ -209,7 +209,7 @@ def test_a_template_that_would_grow_without_end_is_stopped() -> None:
     """In a process of its own: growth counts from the most that the process ever held."""
     bomb = "{% set n = namespace(a='a') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
     code = (
-        "from tqgguf.runtime import chat, template_sandbox\ntemplate_sandbox.MAX_GROWTH = 2**28\n"
+        "from tqgguf.runtime.generation import chat, template_sandbox\ntemplate_sandbox.MAX_GROWTH = 2**28\n"
         f"chat.ChatTemplate({bomb!r}).render([{USER!r}])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

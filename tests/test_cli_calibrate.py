@@ -23,10 +23,10 @@ from tqgguf import make_prompt_cache as make_block_cache
 from tqgguf import read_calibration as read_publicly
 from tqgguf.cli import calibrate_command
 from tqgguf.cli.main import main
-from tqgguf.formats.calibration import read_calibration, write_calibration
-from tqgguf.formats.calibration_files import SUFFIX
-from tqgguf.runtime.calibration_statistics import calibrate
-from tqgguf.runtime.load import open_model
+from tqgguf.formats.models.calibration import read_calibration, write_calibration
+from tqgguf.formats.models.calibration_files import SUFFIX
+from tqgguf.runtime.evaluation.calibration_statistics import calibrate
+from tqgguf.runtime.models.load import open_model
 
 pytestmark = pytest.mark.usefixtures("cache_home")
 

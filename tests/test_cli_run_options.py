@@ -17,9 +17,9 @@ from tqgguf.cli import main as program
 from tqgguf.cli import prompts, run_command
 from tqgguf.cli.prompts import Texts, chat_turns, process_escapes, read_texts
 from tqgguf.cli.run_request import RunRequest
-from tqgguf.formats.cache_spec import PRESETS
+from tqgguf.formats.blocks.cache_spec import PRESETS
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
-from tqgguf.runtime.sampling_params import SamplingParams
+from tqgguf.runtime.generation.sampling_params import SamplingParams
 
 TQGGUF = [sys.executable, "-c", "import sys; from tqgguf.cli.main import main; sys.exit(main())"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyModel, write_tiny
 
-from tqgguf.formats.calibration import read_calibration
+from tqgguf.formats.models.calibration import read_calibration
 
 PROGRAM = [sys.executable, "-m", "tqgguf.cli.main", "run"]
 NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -19,12 +19,12 @@ from tiny_models import model_metadata, model_tensors, tiny_gguf
 from unsound_files import TINY, calibration
 
 from tqgguf.cli.main import main
-from tqgguf.formats.belonging import ModelIdentity
-from tqgguf.formats.carriers import open_carrier
+from tqgguf.formats.carriers.table import open_carrier
+from tqgguf.formats.cursor import Buffer
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.file_kind import FileKind
-from tqgguf.formats.gguf_cursor import Buffer
-from tqgguf.formats.validation import CHECKS, Validation
+from tqgguf.formats.models.belonging import ModelIdentity
+from tqgguf.formats.validation.validate import CHECKS, Validation
 
 OVERLAP = two_tensors(second_offset=0)
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
-from tqgguf.formats.codec import Codec, resolve_codec
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.codec import Codec, resolve_codec
+from tqgguf.formats.blocks.rotation import Rotation
 from tqgguf.formats.errors import EncodeError, RequestError
-from tqgguf.formats.rotation import Rotation
 
 HEAD_SIZES = (64, 96, 128, 192, 256)
 ALL = [(name, head_dim) for name in CACHE_TYPE_NAMES for head_dim in HEAD_SIZES]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tiny_models import TinyModel, model_tensors, write_tiny
 
-from tqgguf.runtime.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation import Evaluation, Plan
-from tqgguf.runtime.evaluation_caches import CacheOptions, candidate, reference
-from tqgguf.runtime.load import LoadedModel, open_model
+from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
+from tqgguf.runtime.evaluation.caches import CacheOptions, candidate, reference
+from tqgguf.runtime.evaluation.compare import Evaluation, Plan
+from tqgguf.runtime.models.load import LoadedModel, open_model
 
 N_CTX = 1024
 SLOW_PAIRS = (24, 27, 31)  # of 32; RoPE turns them by at most 0.03 within the window

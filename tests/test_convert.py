@@ -17,7 +17,7 @@ from tqgguf.cli.convert_ends import End
 from tqgguf.cli.convert_flags import FLAGS
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.main import main
-from tqgguf.formats.snapshot_read import open_snapshot
+from tqgguf.formats.snapshots.read import open_snapshot
 
 DATA = Path(__file__).parent / "data"
 TEXT = " ".join(f"the {word} on the water" for word in ("stone", "heron", "boat") * 20)

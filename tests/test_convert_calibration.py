@@ -15,12 +15,12 @@ from tiny_checkpoints import CASES, write_checkpoint
 from tiny_models import write_tiny
 
 from tqgguf.cli.main import main
-from tqgguf.formats.balance import RopeLayout
-from tqgguf.formats.belonging import ModelIdentity
-from tqgguf.formats.calibration import Calibration, read_calibration, write_calibration
-from tqgguf.formats.calibration_files import cached
-from tqgguf.runtime.calibration_choice import AUTO, choose_calibration
-from tqgguf.runtime.load import open_model
+from tqgguf.formats.blocks.balance import RopeLayout
+from tqgguf.formats.models.belonging import ModelIdentity
+from tqgguf.formats.models.calibration import Calibration, read_calibration, write_calibration
+from tqgguf.formats.models.calibration_files import cached
+from tqgguf.runtime.models.calibration_choice import AUTO, choose_calibration
+from tqgguf.runtime.models.load import open_model
 
 pytestmark = pytest.mark.usefixtures("cache_home")
 SHAPE = (LLAMA.n_kv_heads, LLAMA.head_dim)

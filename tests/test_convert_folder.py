@@ -16,7 +16,7 @@ from gguf_builder import F32, I32, Tensor, Typed
 from tiny_models import CHAT_TEMPLATE, TinyModel, model_metadata, write_tiny
 
 from tqgguf.cli.main import main
-from tqgguf.runtime.load import open_model
+from tqgguf.runtime.models.load import open_model
 
 TEXT = "the heron on the water, 1234 <|im_start|>user\n  in  it's"
 

@@ -12,7 +12,7 @@ import pytest
 from gguf_builder import BOOL, F64, I64, U8, U64, Typed, build_gguf, quantised, tensor_of, write_split
 
 from tqgguf.cli.main import main
-from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
+from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 
 METADATA: dict[str, Any] = {
     "odd.empty text": "",

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tqgguf.runtime.cpu_model import NumpyLinear, put_numpy
+from tqgguf.runtime.layers.cpu_model import NumpyLinear, put_numpy
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -14,14 +14,14 @@ from attention_reference import as_balanced_blocks, as_blocks, attention
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli import program
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.codec import resolve_codec
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.runtime.examination import OTHER_TYPES, TYPES, proposable_types
-from tqgguf.runtime.hook import Step
-from tqgguf.runtime.kv_cache import make_prompt_cache
-from tqgguf.runtime.load import open_model
-from tqgguf.runtime.sensitivity import measure_sensitivity
+from tqgguf.runtime.attention.hook import Step
+from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+from tqgguf.runtime.evaluation.examination import OTHER_TYPES, TYPES, proposable_types
+from tqgguf.runtime.evaluation.sensitivity import measure_sensitivity
+from tqgguf.runtime.models.load import open_model
 
 QWEN2 = TinyModel("qwen2", rope_base=1e6, seed=6)
 SLOWEST = (31, 63)  # the pair of channels of a head that RoPE hardly turns

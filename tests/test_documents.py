@@ -18,8 +18,8 @@ from tiny_folders import write_folder
 from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 import tqgguf
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.codec import resolve_codec
 
 REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -119,9 +119,12 @@ def is_possible(cache_type: str, head_dim: int) -> bool:
 
 
 def test_the_map_of_the_house_names_every_module_once() -> None:
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = [name.rpartition("/")[2] for name in re.findall(r"`([\w/]+\.py)`", text.partition("## How to add")[0])]
-    modules = [path.name for path in (REPOSITORY / "tqgguf").rglob("*.py") if path.name != "__init__.py"]
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How to add")[0]
+    folders = re.split(r"^`(tqgguf/[\w/]*)`", text, flags=re.MULTILINE)[1:]
+    rows = zip(folders[::2], folders[1::2], strict=True)
+    named = [folder + name for folder, table in rows for name in re.findall(r"`([\w/]+\.py)`", table)]
+    paths = (REPOSITORY / "tqgguf").rglob("*.py")
+    modules = [path.relative_to(REPOSITORY).as_posix() for path in paths if path.name != "__init__.py"]
     assert set(modules) - set(named) == set(), "without a row in CONTRIBUTING.md"
     assert set(named) - set(modules) == set(), "in CONTRIBUTING.md, but gone"
     assert len(named) == len(set(named))

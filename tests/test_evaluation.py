@@ -14,15 +14,15 @@ import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 from tiny_models import TinyModel, write_tiny
 
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.cache_pairs import CachePair, parse_pairs
-from tqgguf.runtime.evaluation import Evaluation, Plan, cut_windows
-from tqgguf.runtime.evaluation_caches import PLAIN_OPTIONS, CacheOptions, Candidate, candidate, reference
-from tqgguf.runtime.evaluation_scores import ReferenceRows, TokenScores
-from tqgguf.runtime.evaluation_statistics import by_position, kld_profile, position_ranges, statistics
-from tqgguf.runtime.load import LoadedModel, open_model
-from tqgguf.runtime.session import Session
+from tqgguf.runtime.evaluation.cache_pairs import CachePair, parse_pairs
+from tqgguf.runtime.evaluation.caches import PLAIN_OPTIONS, CacheOptions, Candidate, candidate, reference
+from tqgguf.runtime.evaluation.compare import Evaluation, Plan, cut_windows
+from tqgguf.runtime.evaluation.scores import ReferenceRows, TokenScores
+from tqgguf.runtime.evaluation.statistics import by_position, kld_profile, position_ranges, statistics
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import LoadedModel, open_model
 from tqgguf.texts import default_text
 
 N_CTX = 512

@@ -18,8 +18,8 @@ from tiny_folders import write_folder, write_json
 from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 from tqgguf.formats.errors import FormatError, TqggufError
-from tqgguf.formats.fingerprint import PARTS, Fingerprint, fingerprint_folder, fingerprint_gguf, read_fingerprint
-from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.models.fingerprint import PARTS, Fingerprint, fingerprint_folder, fingerprint_gguf, read_fingerprint
 from tqgguf.formats.safetensors import open_safetensors
 
 MODEL = TinyModel("llama", n_layers=1, hidden_size=64, n_heads=2, n_kv_heads=1, intermediate_size=64)

@@ -12,8 +12,8 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from snapshots import make_layer, make_snapshot
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 
 os.chdir(sys.argv[2])
 write_snapshot("s.gguf", make_snapshot(10))

@@ -8,16 +8,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generate import Generation
-from tqgguf.runtime.grid import round_chunk
-from tqgguf.runtime.hook import Step
-from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.load import LoadedModel
-from tqgguf.runtime.readings import Reads
-from tqgguf.runtime.sampling import Sampler, SamplingParams
-from tqgguf.runtime.session import Session, check_prompt
+from tqgguf.runtime.attention.hook import Step
+from tqgguf.runtime.attention.readings import Reads
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.generation.generate import Generation
+from tqgguf.runtime.generation.grid import round_chunk
+from tqgguf.runtime.generation.sampling import Sampler, SamplingParams
+from tqgguf.runtime.generation.session import Session, check_prompt
+from tqgguf.runtime.models.load import LoadedModel
 
 TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()[1500:]  # natural text that every checkout has
 N_PROMPT, N_ANSWER = 700, 24

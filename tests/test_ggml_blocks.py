@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.errors import EncodeError
 
 QUANTISED = tuple(name for name, t in BLOCK_TYPES.items() if t.family == "ggml")

@@ -26,9 +26,9 @@ from gguf_builder import (
 )
 
 from tqgguf.formats.errors import FormatError, TqggufError
-from tqgguf.formats.gguf_errors import GgufError
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.rules_gguf import GGUF_RULES
+from tqgguf.formats.gguf.errors import GgufError
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.rules.gguf import GGUF_RULES
 
 HUGE = 1 << 63
 FEW_MB = 4_000_000

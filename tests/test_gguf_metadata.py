@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gguf_builder import I64, U8, U64, Typed, build_gguf
 
-from tqgguf.formats.gguf_errors import GgufError
-from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
+from tqgguf.formats.gguf.errors import GgufError
+from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 
 GETTERS = {
     "count": ("uint", 3), "bias": ("integer", -3), "rate": ("real", 0.5), "on": ("flag", True), "name": ("text", "ä"),

@@ -14,11 +14,11 @@ from gguf_builder import F64, I8, I16, I64, STRING, U8, U64, Tensor, Typed, buil
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tqgguf.formats.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.gguf_errors import GgufError
-from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
-from tqgguf.formats.gguf_types import GGML_TYPES, VALUE_TYPES, ValueType, ggml_type_name
+from tqgguf.formats.gguf.errors import GgufError
+from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
+from tqgguf.formats.gguf.types import GGML_TYPES, VALUE_TYPES, ValueType, ggml_type_name
 
 
 def open_bytes(tmp_path: Path, data: bytes) -> GGUFFile:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gguf_builder import I32, STRING, U16, Typed, build_gguf, quantised, write_split
 
-from tqgguf.formats.gguf_errors import GgufError
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.rules import RULES
+from tqgguf.formats.gguf.errors import GgufError
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.rules.table import RULES
 
 METADATA = {"general.architecture": "llama", "llama.block_count": 2, "tokenizer.ggml.tokens": ["a", "b"]}
 TENSORS = {

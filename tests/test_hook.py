@@ -12,8 +12,8 @@ from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 
 from tqgguf import make_prompt_cache
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime import hook
-from tqgguf.runtime.kv_cache import BlockKVCache
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 SIZES = dict(
     hidden_size=128,

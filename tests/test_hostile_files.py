@@ -24,8 +24,8 @@ from readers import examine, in_memory_folder
 from seeds import sound
 from test_llama_state import SOUND
 
-from tqgguf.formats.finding import MAX_PER_RULE
-from tqgguf.formats.rules import RULES
+from tqgguf.formats.rules.finding import MAX_PER_RULE
+from tqgguf.formats.rules.table import RULES
 
 CORPUS = Path(__file__).parent / "corpus"
 EXAMPLES = int(os.environ.get("TQGGUF_FUZZ_EXAMPLES", "600"))
@@ -146,8 +146,8 @@ VALIDATES_ALL = """
 import contextlib, resource, sys
 from pathlib import Path
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.inspection import inspect
-from tqgguf.formats.validation import validate
+from tqgguf.formats.inspection.inspect import inspect
+from tqgguf.formats.validation.validate import validate
 
 def peak():
     # on Linux ru_maxrss is the parent's to begin with

@@ -18,9 +18,9 @@ from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 from tqgguf.cli import inspect_text
 from tqgguf.cli.inspect import with_metadata_value
-from tqgguf.formats.calibration import Calibration, write_calibration
-from tqgguf.formats.inspection import inspect
-from tqgguf.formats.snapshot_write import write_snapshot
+from tqgguf.formats.inspection.inspect import inspect
+from tqgguf.formats.models.calibration import Calibration, write_calibration
+from tqgguf.formats.snapshots.write import write_snapshot
 
 LLAMA = TinyModel(n_layers=3, head_dim=64, n_heads=4, n_kv_heads=2, weights="Q8_0")
 GEMMA = TinyModel("gemma3", n_layers=7, window=256, window_pattern=3, head_dim=128)

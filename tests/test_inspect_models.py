@@ -12,14 +12,14 @@ from gguf_builder import Tensor
 from inspecting import as_json, facts, model_of, shown, unknown
 from tiny_models import TinyModel, model_tensors, write_tiny
 
-from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.inspection import inspect
-from tqgguf.formats.inspection_facts import kv_costs
-from tqgguf.formats.inspection_model import model_facts
-from tqgguf.formats.kv_size import LayerShape, kv_bytes
-from tqgguf.formats.model_config import read_model_config
-from tqgguf.runtime.mlx_folder import OpenFolder
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import LayerShape, kv_bytes
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.inspection.facts import kv_costs
+from tqgguf.formats.inspection.inspect import inspect
+from tqgguf.formats.inspection.model import model_facts
+from tqgguf.formats.models.config import read_model_config
+from tqgguf.runtime.models.mlx_folder import OpenFolder
 
 LLAMA = TinyModel(n_layers=3, head_dim=64, n_heads=4, n_kv_heads=2, weights="Q8_0")
 GEMMA = TinyModel("gemma3", n_layers=7, window=256, window_pattern=3, head_dim=128)

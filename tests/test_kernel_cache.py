@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from emulator.launcher import EmulatedLauncher
 
-from tqgguf.formats.balance import RopeLayout
-from tqgguf.runtime import hook
-from tqgguf.runtime.attention_gpu import KernelReading
-from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.readings import NumpyReading, Reading
+from tqgguf.formats.blocks.balance import RopeLayout
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.readings import NumpyReading, Reading
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.selftest import attention_cases
 
 HEAD_DIM, N_HEADS, N_KV_HEADS = 128, 8, 2

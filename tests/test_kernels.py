@@ -14,15 +14,15 @@ from emulator.exporter import metal_text
 from emulator.front_end import complaints, cuda_complaints
 from emulator.launcher import EmulatedLauncher
 
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime import selftest
-from tqgguf.runtime.attention_gpu import KernelReading
+from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.readings import NumpyReading
 from tqgguf.runtime.kernels import decode_attention, types
 from tqgguf.runtime.kernels.geometry import FAMILIES, SUMS_WORDS, decode_geometry
 from tqgguf.runtime.kernels.launch import Kernel, text_of
 from tqgguf.runtime.kernels.pages import encode_pages
-from tqgguf.runtime.readings import NumpyReading
 from tqgguf.runtime.selftest import SHAPES, Case, Outcome
 
 ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, trim_prompt_cache
 
-from tqgguf.formats.cache_spec import LayerTypes
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.cache_spec import LayerTypes
+from tqgguf.formats.blocks.codec import resolve_codec
+from tqgguf.formats.blocks.kv_size import LayerShape, kv_bytes
 from tqgguf.formats.errors import EncodeError, RequestError, TqggufError
-from tqgguf.formats.kv_size import LayerShape, kv_bytes
-from tqgguf.runtime import hook
-from tqgguf.runtime.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
 
 HEADS, DIM = 2, 64
 TYPE_PAIRS = [("turbo4", "turbo3"), ("q8_0", "q4_0"), ("turbo2", "f16"), ("f16", "f16"), ("bf16", "iq4_nl")]

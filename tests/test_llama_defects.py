@@ -11,9 +11,9 @@ from llama_builder import Q8_0, Memory, Side, build_state, packed_tokens, recurr
 from test_llama_state import SOUND
 
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.llama_reader import examine_llama_state, open_llama_state
-from tqgguf.formats.rules import DefectError
-from tqgguf.formats.validation import validate
+from tqgguf.formats.llama.reader import examine_llama_state, open_llama_state
+from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.validation.validate import validate
 
 WINDOWED = build_state(tokens=range(6), memories=[Memory(n_cells=6), Memory(n_cells=4, first=2)])
 SESSION, SEQUENCE = build_state(), build_state("sequence")

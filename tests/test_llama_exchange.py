@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from llama_builder import Q8_0, Built, Memory, Side, build_state, packed_tokens, random_rows
 
-from tqgguf.formats.balance import RopeLayout
+from tqgguf.formats.blocks.balance import RopeLayout
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError, UnsupportedModelError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.formats.llama_export import ExportOptions, export_llama_state
-from tqgguf.formats.llama_import import ImportOptions, import_llama_state, outline_of_state
-from tqgguf.formats.llama_reader import open_llama_state
-from tqgguf.formats.llama_write import pieces
-from tqgguf.formats.model_outline import CachedLayer, ModelOutline, outline_of_widths
-from tqgguf.formats.rules import DefectError
-from tqgguf.formats.snapshot import Snapshot
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
+from tqgguf.formats.llama.from_snapshot import ExportOptions, export_llama_state
+from tqgguf.formats.llama.reader import open_llama_state
+from tqgguf.formats.llama.to_snapshot import ImportOptions, import_llama_state, outline_of_state
+from tqgguf.formats.llama.write import pieces
+from tqgguf.formats.models.outline import CachedLayer, ModelOutline, outline_of_widths
+from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 
 DATA = Path(__file__).parent / "data"
 FORK = ImportOptions("thetom-2026-05")

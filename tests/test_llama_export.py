@@ -11,15 +11,15 @@ from snapshots import make_layer as make_layer_of_halves
 from snapshots import make_snapshot
 from test_llama_exchange import FORK, TWO, data_of, imported
 
-from tqgguf.formats.balance import RopeLayout
+from tqgguf.formats.blocks.balance import RopeLayout
+from tqgguf.formats.blocks.kv_size import LayerShape
+from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.formats.llama_blocks import form_of, from_canonical, to_canonical
-from tqgguf.formats.llama_export import ExportOptions, export_llama_state
-from tqgguf.formats.llama_profiles import TURBO_FORMS, BlockForm
-from tqgguf.formats.model_outline import outline_of_widths
-from tqgguf.formats.snapshot import LayerSnapshot, SideSnapshot, Snapshot
-from tqgguf.formats.stored_codec import StoredCodec
+from tqgguf.formats.llama.blocks import form_of, from_canonical, to_canonical
+from tqgguf.formats.llama.from_snapshot import ExportOptions, export_llama_state
+from tqgguf.formats.llama.profiles import TURBO_FORMS, BlockForm
+from tqgguf.formats.models.outline import outline_of_widths
+from tqgguf.formats.snapshots.snapshot import LayerSnapshot, SideSnapshot, Snapshot
 
 N = 300  # two whole pages and a tail of 44
 PLAIN_Q8 = StoredCodec.native("q8_0", 64, "k")

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from llama_oracle import Context, Model
 
-from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.llama_export import ExportOptions, export_llama_state
-from tqgguf.formats.llama_import import ImportOptions, import_llama_state
-from tqgguf.formats.llama_reader import examine_llama_state, open_llama_state
-from tqgguf.formats.llama_write import write_llama_state
-from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
-from tqgguf.formats.snapshot import Snapshot
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
-from tqgguf.runtime.load import embedded_model, load_model
-from tqgguf.runtime.session import Session
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.llama.from_snapshot import ExportOptions, export_llama_state
+from tqgguf.formats.llama.reader import examine_llama_state, open_llama_state
+from tqgguf.formats.llama.to_snapshot import ImportOptions, import_llama_state
+from tqgguf.formats.llama.write import write_llama_state
+from tqgguf.formats.models.outline import ModelOutline, outline_of_gguf
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import embedded_model, load_model
 
 pytestmark = pytest.mark.llama_cpp
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from llama_builder import Q8_0, Built, Memory, Side, build_state, packed_tokens, random_rows
 
-from tqgguf.formats import llama_state as records
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.llama_reader import examine_llama_state, open_llama_state, summarise
-from tqgguf.formats.llama_write import pieces, write_llama_state
+from tqgguf.formats.llama import state as records
+from tqgguf.formats.llama.reader import examine_llama_state, open_llama_state, summarise
+from tqgguf.formats.llama.write import pieces, write_llama_state
 
 DATA = Path(__file__).parent / "data"
 RECORDED = sorted(DATA.glob("*.session"))

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from tqgguf.formats.cache_spec import LayerTypes
-from tqgguf.formats.kv_size import kv_bytes
-from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.formats.blocks.cache_spec import LayerTypes
+from tqgguf.formats.blocks.kv_size import kv_bytes
+from tqgguf.runtime.models.load import embedded_model, open_model
 
 N_TOKENS = 8192
 MEASURE = """
 import resource, sys
-from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.runtime.session import Session
-from tqgguf.runtime.load import load_model
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import load_model
 import mlx.core as mx
 mx.set_default_device(mx.cpu)
 session = Session(load_model(), CacheSpec(sys.argv[1], sys.argv[1]))

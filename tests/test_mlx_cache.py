@@ -23,24 +23,24 @@ from mlx_lm.models.cache import (
 from snapshots import make_layer, make_snapshot
 from tiny_models import TinyModel, write_tiny
 
-from tqgguf.formats.balance import RopeLayout
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.balance import RopeLayout
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, RequestError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.formats.llama_export import ExportOptions, export_llama_state
-from tqgguf.formats.mlx_affine import BITS, GROUP_SIZES, dequantise, pack_codes, quantise, unpack_codes
-from tqgguf.formats.mlx_cache import LAYOUTS, MlxCache, is_mlx_cache, read_mlx_cache
-from tqgguf.formats.mlx_export import MlxExportOptions, write_mlx_cache
-from tqgguf.formats.mlx_import import MlxImportOptions, import_mlx_cache, outline_of_mlx_cache
-from tqgguf.formats.model_outline import ModelOutline, outline_of_widths
-from tqgguf.formats.rules import DefectError
+from tqgguf.formats.llama.from_snapshot import ExportOptions, export_llama_state
+from tqgguf.formats.mlx.affine import BITS, GROUP_SIZES, dequantise, pack_codes, quantise, unpack_codes
+from tqgguf.formats.mlx.cache import LAYOUTS, MlxCache, is_mlx_cache, read_mlx_cache
+from tqgguf.formats.mlx.from_snapshot import MlxExportOptions, write_mlx_cache
+from tqgguf.formats.mlx.to_snapshot import MlxImportOptions, import_mlx_cache, outline_of_mlx_cache
+from tqgguf.formats.models.outline import ModelOutline, outline_of_widths
+from tqgguf.formats.rules.table import DefectError
 from tqgguf.formats.safetensors import open_safetensors
-from tqgguf.formats.snapshot import Snapshot
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
-from tqgguf.formats.validation import validate
-from tqgguf.runtime.load import load_model
-from tqgguf.runtime.session import Session
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
+from tqgguf.formats.validation.validate import validate
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import load_model
 
 DATA = Path(__file__).parent / "data"
 HEADS, DIM = 2, 64

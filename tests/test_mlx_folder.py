@@ -15,16 +15,16 @@ from mlx_lm.utils import load_model as load_mlx_model
 from tiny_folders import SIZES, write_folder, write_json
 from tiny_models import vocabulary
 
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError, UnsupportedModelError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.formats.model_config import resolve_context
-from tqgguf.runtime.chat import ChatTemplate
-from tqgguf.runtime.generate import Generation
-from tqgguf.runtime.load import open_model
-from tqgguf.runtime.sampling import Sampler
-from tqgguf.runtime.sampling_params import SamplingParams
-from tqgguf.runtime.session import Session
+from tqgguf.formats.models.config import resolve_context
+from tqgguf.runtime.generation.chat import ChatTemplate
+from tqgguf.runtime.generation.generate import Generation
+from tqgguf.runtime.generation.sampling import Sampler
+from tqgguf.runtime.generation.sampling_params import SamplingParams
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import open_model
 
 GEMMA = {"sliding_window": 160, "sliding_window_pattern": 3}
 LFM2 = {

@@ -10,7 +10,7 @@ from gguf_builder import Tensor
 from tiny_models import TinyModel, model_tensors, tiny_gguf, write_tiny
 
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError, UnsupportedModelError
-from tqgguf.runtime.load import open_model
+from tqgguf.runtime.models.load import open_model
 
 # Refusals: kind of error (its exit status), what the line says, and what is changed in a sound file.
 

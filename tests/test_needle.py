@@ -11,10 +11,9 @@ import pytest
 from induction_model import N_CTX, write_induction
 from tiny_models import TinyModel, write_tiny
 
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.load import LoadedModel, open_model
-from tqgguf.runtime.needle import (
+from tqgguf.runtime.evaluation.needle import (
     ANSWER_TOKENS,
     COMPLETION,
     QUESTION,
@@ -24,8 +23,9 @@ from tqgguf.runtime.needle import (
     hide,
     needle_prompts,
 )
-from tqgguf.runtime.session import Session
-from tqgguf.runtime.text_tokenizer import TextTokenizer
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import LoadedModel, open_model
+from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 
 WORDS = (
     "the",

@@ -15,10 +15,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.runtime.kv_cache import make_prompt_cache
-from tqgguf.runtime.load import LoadedModel, open_model
-from tqgguf.runtime.session import Session
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import LoadedModel, open_model
 
 DATA = Path(__file__).parent / "data"
 ORACLE = json.loads((DATA / "llama_cpp_oracle.json").read_text(encoding="utf-8"))["models"]

@@ -19,17 +19,24 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from tiny_models import ORACLE_CASES, ORACLE_TOKENS, TinyModel, model_tensors, write_tiny
 
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.gguf_types import GGML_TYPES
-from tqgguf.runtime import packed_rows
-from tqgguf.runtime.load import LoadedModel, embedded_model, open_model
-from tqgguf.runtime.matrices import InputEmbedding
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.gguf.types import GGML_TYPES
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.layers import packed_rows
+from tqgguf.runtime.layers.matrices import InputEmbedding
+from tqgguf.runtime.layers.packed_rows import (
+    MOST_SINGLE_ROWS,
+    SLOW_PATHS,
+    PackedRows,
+    RowsEmbedding,
+    RowsLinear,
+    is_served,
+)
+from tqgguf.runtime.layers.row_layers import RowsLayer
+from tqgguf.runtime.models.load import LoadedModel, embedded_model, open_model
 from tqgguf.runtime.native.library import row_matrix
-from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS, PackedRows, RowsEmbedding, RowsLinear, is_served
-from tqgguf.runtime.row_layers import RowsLayer
-from tqgguf.runtime.session import Session
 
 N_ROWS, N = 1031, 768  # an odd number of rows, of more than one run
 
@@ -214,7 +221,7 @@ def test_a_slow_path_keeps_the_output_layer_dense(tmp_path, monkeypatch):
     info = open_model(path).file.tensor("token_embd.weight")
     assert not is_served(library("portable"), info)
     assert type(open_model(path).load().model.model.embed_tokens) is nn.Embedding
-    script = "import sys; from tqgguf.runtime.load import load_model; print(load_model(sys.argv[1]).model)"
+    script = "import sys; from tqgguf.runtime.models.load import load_model; print(load_model(sys.argv[1]).model)"
     result = subprocess.run(
         [sys.executable, "-c", script, str(path)],
         env=os.environ | {"TQGGUF_CPU": "off"}, capture_output=True, text=True, check=True,
@@ -247,9 +254,9 @@ def test_smollm2_chooses_the_dense_ones_tokens(smollm2):
 
 MEASURE = """
 import resource, sys
-from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.runtime.session import Session
-from tqgguf.runtime.load import load_model
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import load_model
 import mlx.core as mx
 mx.set_default_device(mx.cpu)
 unit = 1 if sys.platform == "darwin" else 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import resolve_codec
-from tqgguf.formats.page_rows import pages_to_rows, rows_to_pages
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.codec import resolve_codec
+from tqgguf.formats.blocks.page_rows import pages_to_rows, rows_to_pages
 
 BLOCKS = [name for name, block_type in BLOCK_TYPES.items() if block_type.family != "float"]
 

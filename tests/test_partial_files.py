@@ -11,8 +11,8 @@ from inspecting import as_json, facts, shown
 from tiny_models import TinyModel, tiny_gguf, write_tiny
 
 from tqgguf.cli.main import main
-from tqgguf.formats.gguf_errors import GgufError
-from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.gguf.errors import GgufError
+from tqgguf.formats.gguf.reader import open_gguf
 
 MODEL = TinyModel(n_layers=2)
 

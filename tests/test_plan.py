@@ -16,13 +16,13 @@ from test_without_mlx import COMMAND_LINE, REFUSE_MLX, python
 from tiny_models import TinyModel, model_metadata, model_tensors, tiny_gguf, write_tiny
 
 from tqgguf.cli.main import main
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import LayerShape, kv_bytes
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import LayerShape, kv_bytes
-from tqgguf.formats.machine_memory import machine_bytes, parse_bytes
-from tqgguf.formats.memory_plan import longest_context, peak_bytes
-from tqgguf.runtime.load import open_model
-from tqgguf.runtime.session import Session
+from tqgguf.formats.planning.machine_memory import machine_bytes, parse_bytes
+from tqgguf.formats.planning.memory_plan import longest_context, peak_bytes
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import open_model
 
 LLAMA = TinyModel(n_layers=3, head_dim=128)
 GEMMA = TinyModel("gemma3", n_layers=4, window=200, window_pattern=3, head_dim=128)
@@ -286,7 +286,7 @@ def test_what_is_no_size_of_memory(text: str) -> None:
 
 def test_a_limit_of_the_control_group_is_this_machines_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("tqgguf.formats.machine_memory._CGROUP_LIMITS", (str(limit),))
+    monkeypatch.setattr("tqgguf.formats.planning.machine_memory._CGROUP_LIMITS", (str(limit),))
     whole = machine_bytes()
     assert whole is not None and whole > 2**28
     limit.write_text("268435456\n")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tqgguf.runtime.kv_cache import BlockKVCache
-from tqgguf.runtime.planes import GROWTH, Plane
-from tqgguf.runtime.readings import MlxReading, NumpyReading
+from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.kv.planes import GROWTH, Plane
 
 
 def by_mlx(plane: Plane, rows: NDArray[np.float16]) -> None:

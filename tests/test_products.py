@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tqgguf.runtime.products import product
+from tqgguf.runtime.attention.products import product
 
 RNG = np.random.default_rng(0)
 

@@ -21,12 +21,12 @@ from snapshots import make_snapshot
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.main import main
-from tqgguf.formats.carriers import Foreign, open_carrier, write_carrier
+from tqgguf.formats.carriers.table import Foreign, open_carrier, write_carrier
 from tqgguf.formats.file_kind import FileKind
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.model_outline import outline_of_gguf
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.models.outline import outline_of_gguf
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 
 TEXT = " ".join(f"the {word} on the water" for word in ("stone", "heron", "boat", "reed", "otter", "ring") * 24)
 TURBO = ("-ctk", "turbo4", "-ctv", "turbo3")
@@ -289,7 +289,7 @@ WRITER = """
 import sys, numpy as np
 sys.path.insert(0, sys.argv[2])
 from snapshots import make_layer, make_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 made = [make_snapshot(n, *(make_layer(i, n, "f16", "f16", n_kv_heads=8) for i in range(4))) for n in (1200, 1300)]
 print("ready", flush=True)
 for i in range(1000):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from snapshots import make_layer, make_snapshot
 
+from tqgguf.formats.blocks.stored_codec import StoredCodec
+from tqgguf.formats.carriers.recode import recode_snapshot
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.recode import recode_snapshot
-from tqgguf.formats.recoded_rows import RecodedRows
-from tqgguf.formats.snapshot import LayerSnapshot, Snapshot
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
-from tqgguf.formats.stored_codec import StoredCodec
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.recoded_rows import RecodedRows
+from tqgguf.formats.snapshots.snapshot import LayerSnapshot, Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 
 
 def values(layer: LayerSnapshot, side: Any) -> np.ndarray:

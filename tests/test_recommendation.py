@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from tqgguf.formats.bits_per_value import bits_per_value
-from tqgguf.formats.cache_spec import CacheSpec
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.runtime.recommendation import best_by_layer, best_uniform, layered
+from tqgguf.formats.blocks.bits_per_value import bits_per_value
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import LayerShape
+from tqgguf.runtime.evaluation.recommendation import best_by_layer, best_uniform, layered
 
 SHAPES = [LayerShape(2, 64, 64)] * 3
 N = 8192

@@ -7,8 +7,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from tqgguf.runtime.load import LoadedModel
-from tqgguf.runtime.rope import RowRoPE
+from tqgguf.runtime.layers.rope import RowRoPE
+from tqgguf.runtime.models.load import LoadedModel
 
 
 @pytest.mark.parametrize("traditional", [True, False])

@@ -6,7 +6,7 @@ import numpy as np
 import plain_blocks
 import pytest
 
-from tqgguf.formats.rotation import SIGNS_1_HEX, SIGNS_2_HEX, Rotation, sign_table
+from tqgguf.formats.blocks.rotation import SIGNS_1_HEX, SIGNS_2_HEX, Rotation, sign_table
 
 ROTATIONS = [Rotation(n, signed) for n in (32, 64, 128) for signed in (True, False)] + [Rotation(256, False)]
 

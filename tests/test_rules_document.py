@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tqgguf.formats.rules import RULES
+from tqgguf.formats.rules.table import RULES
 
 SPEC = Path(__file__).parent.parent / "spec"
 TEXT = (SPEC / "rules.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ import pytest
 
 from tqgguf.cli import run_command
 from tqgguf.cli.main import main
-from tqgguf.runtime.load import embedded_model
+from tqgguf.runtime.models.load import embedded_model
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."

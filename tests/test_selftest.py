@@ -10,10 +10,10 @@ import pytest
 
 from tqgguf.cli.program import main
 from tqgguf.cli.selftest_command import selftest
-from tqgguf.runtime.attention_gpu import KernelReading
+from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
 from tqgguf.runtime.backends import gpu_family
 from tqgguf.runtime.kernels.launch import MlxLauncher
-from tqgguf.runtime.readings import MlxReading, NumpyReading
 from tqgguf.runtime.selftest import HEAD_DIMS, SHAPES, all_cases, attention_cases, codec_cases
 from tqgguf.runtime.selftest_speed import measure
 

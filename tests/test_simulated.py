@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 from tiny_models import TinyModel, write_tiny
 
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.codec import resolve_codec
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.runtime import hook
-from tqgguf.runtime.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation import Evaluation, Plan
-from tqgguf.runtime.evaluation_caches import CacheOptions, Candidate, candidate, reference
-from tqgguf.runtime.fake_quantise import _random_matrices, bits_per_value, decoded
-from tqgguf.runtime.load import LoadedModel, open_model
-from tqgguf.runtime.simulated_cache import SimulatedCache, charged_bits, simulated
-from tqgguf.runtime.simulated_schemes import (
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
+from tqgguf.runtime.evaluation.caches import CacheOptions, Candidate, candidate, reference
+from tqgguf.runtime.evaluation.compare import Evaluation, Plan
+from tqgguf.runtime.evaluation.fake_quantise import _random_matrices, bits_per_value, decoded
+from tqgguf.runtime.evaluation.simulated_cache import SimulatedCache, charged_bits, simulated
+from tqgguf.runtime.evaluation.simulated_schemes import (
     SCHEMES,
     Blocks,
     ExactKeys,
@@ -33,6 +32,7 @@ from tqgguf.runtime.simulated_schemes import (
     SignSketch,
     variant,
 )
+from tqgguf.runtime.models.load import LoadedModel, open_model
 
 HEADS, DIM = 2, 64
 # Max's table of 1960: outputs of the optimum quantiser of N(0, 1)

@@ -14,13 +14,13 @@ import pytest
 from snapshots import make_layer, make_snapshot
 
 from tqgguf.formats.atomic import replacing
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import Codec
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
-from tqgguf.formats.snapshot import SideSnapshot, Snapshot
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
-from tqgguf.formats.stored_codec import StoredCodec
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 
 
 def assert_same(found: Any, expected: Any, where: str = "") -> None:

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import carrier_bytes, make_layer, make_snapshot
 
+from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, TqggufError
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.rules import DefectError
-from tqgguf.formats.snapshot import SideSnapshot, Snapshot
-from tqgguf.formats.snapshot_read import open_snapshot, snapshot_defects
-from tqgguf.formats.snapshot_write import write_snapshot
-from tqgguf.formats.stored_codec import StoredCodec
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.snapshots.read import open_snapshot, snapshot_defects
+from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
 
 SMALL = make_snapshot(
     140,

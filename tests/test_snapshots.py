@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from tiny_models import TinyModel, write_tiny
 
-from tqgguf.formats.block_types import CACHE_TYPE_NAMES
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import kv_bytes
-from tqgguf.formats.snapshot import SideSnapshot, Snapshot
-from tqgguf.formats.snapshot_fit import spec_of
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.snapshot_write import write_snapshot
-from tqgguf.runtime.load import load_model
-from tqgguf.runtime.loaded_model import LoadedModel
-from tqgguf.runtime.prompt_pieces import PromptPieces
-from tqgguf.runtime.session import Session
+from tqgguf.formats.snapshots.fit import spec_of
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot
+from tqgguf.formats.snapshots.write import write_snapshot
+from tqgguf.runtime.generation.prompt_pieces import PromptPieces
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.models.load import load_model
+from tqgguf.runtime.models.loaded_model import LoadedModel
 
 MODELS = {
     "llama": TinyModel(),

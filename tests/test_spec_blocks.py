@@ -13,10 +13,10 @@ import numpy as np
 import plain_blocks as plain
 import pytest
 
-from tqgguf.formats.balance import RopeLayout, balance_rows, channel_scale, page_mean, unbalance_rows
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codec import Codec, make_codec, resolve_codec, turbo_rotation
-from tqgguf.formats.rotation import Rotation
+from tqgguf.formats.blocks.balance import RopeLayout, balance_rows, channel_scale, page_mean, unbalance_rows
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.codec import Codec, make_codec, resolve_codec, turbo_rotation
+from tqgguf.formats.blocks.rotation import Rotation
 
 VECTORS = Path(__file__).parent.parent / "spec" / "vectors"
 BLOCK_FILES = sorted(path.name for path in VECTORS.glob("*.json") if path.name not in ("page.json", "turbo-fork.json"))

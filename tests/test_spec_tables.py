@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tqgguf.formats.llama_format import VERSIONS
+from tqgguf.formats.llama.format import VERSIONS
 
 SPEC = Path(__file__).parent.parent / "spec"
 TABLES: dict[str, Any] = json.loads((SPEC / "tables.json").read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ PARTS = stated_parts()
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from tqgguf.runtime.load import embedded_model, open_model
+    from tqgguf.runtime.models.load import embedded_model, open_model
 
     return open_model(embedded_model()).tokenizer
 

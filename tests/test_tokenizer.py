@@ -27,9 +27,9 @@ from vocabularies import (
 )
 
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
-from tqgguf.runtime.pretokenizers import PRETOKENIZERS
-from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
-from tqgguf.runtime.tokenizer_bpe import build_pre_tokenizer
+from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer
+from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
+from tqgguf.runtime.tokenizers.pretokenizers import PRETOKENIZERS
 
 DATA = Path(__file__).parent / "data"
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tqgguf.formats.codebooks import codebook
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.codebooks import codebook
+from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.errors import EncodeError
 
 TURBO = ("turbo2", "turbo3", "turbo4")

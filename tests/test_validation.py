@@ -18,9 +18,9 @@ from unsound_files import TINY, Unsound, calibration, safetensors, unsound_files
 import tqgguf
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.file_kind import GENERAL_TYPES, MAX_SAFETENSORS_HEADER, FileKind
-from tqgguf.formats.finding import MAX_PER_RULE, Finding
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.rules import RULES, DefectError
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.rules.finding import MAX_PER_RULE, Finding
+from tqgguf.formats.rules.table import RULES, DefectError
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_an_output_layer_of_its_own_is_as_legal_as_none(tied: bool, tmp_path: Pa
 
 
 def test_the_default_model_is_sound() -> None:
-    from tqgguf.runtime.load import embedded_model
+    from tqgguf.runtime.models.load import embedded_model
 
     assert tqgguf.validate(embedded_model()) == []
 
@@ -188,7 +188,7 @@ def test_a_model_s_own_numbers_are_held_against_each_other(tmp_path: Path) -> No
 
 
 def test_a_model_with_wrong_metadata_is_not_loaded(tmp_path: Path) -> None:
-    from tqgguf.runtime.load import open_model
+    from tqgguf.runtime.models.load import open_model
 
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf(TinyModel(), {"tokenizer.ggml.token_type": Typed(U16, [1] * 288)}))
@@ -208,8 +208,8 @@ def test_heads_may_differ_between_layers_and_be_none(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_found_in_every_type_of_block(tmp_path: Path) -> None:
     import gguf
 
-    from tqgguf.formats.finite import DENSE, IQ1_M, SCALES
-    from tqgguf.formats.gguf_types import GGML_TYPES
+    from tqgguf.formats.gguf.finite import DENSE, IQ1_M, SCALES
+    from tqgguf.formats.gguf.types import GGML_TYPES
 
     by_name = {kind.name: (type_id, kind) for type_id, kind in GGML_TYPES.items()}
     for name in (*SCALES, *DENSE, IQ1_M):
@@ -274,7 +274,7 @@ def test_other_files_are_told_as_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_file_belongs_to_the_model_that_it_was_made_with(tmp_path: Path) -> None:
-    from tqgguf.formats.belonging import ModelIdentity
+    from tqgguf.formats.models.belonging import ModelIdentity
 
     (tmp_path / "model.gguf").write_bytes(tiny_gguf(TINY))
     identity = ModelIdentity.of(tmp_path / "model.gguf")
@@ -287,8 +287,8 @@ def test_a_file_belongs_to_the_model_that_it_was_made_with(tmp_path: Path) -> No
 
 
 def test_kinds_are_told_by_what_files_say_of_themselves() -> None:
-    from tqgguf.formats import calibration as calibrations
-    from tqgguf.formats import snapshot_format
+    from tqgguf.formats.models import calibration as calibrations
+    from tqgguf.formats.snapshots import format as snapshot_format
 
     assert GENERAL_TYPES[calibrations.GENERAL_TYPE] is FileKind.CALIBRATION
     assert GENERAL_TYPES[snapshot_format.GENERAL_TYPE] is FileKind.SNAPSHOT

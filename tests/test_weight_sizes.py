@@ -10,13 +10,13 @@ from gguf_rows import SERVED, matrix
 from mlx.utils import tree_flatten
 from tiny_models import TinyModel, model_tensors, write_tiny
 
-from tqgguf.formats.gguf_types import GGML_TYPES
-from tqgguf.formats.mlx_forms import MLX_FORMS
-from tqgguf.formats.weight_sizes import ROW_GROUPS, held_bytes
-from tqgguf.runtime import weights
-from tqgguf.runtime.load import open_model
+from tqgguf.formats.gguf.types import GGML_TYPES
+from tqgguf.formats.mlx.forms import MLX_FORMS
+from tqgguf.formats.planning.weight_sizes import ROW_GROUPS, held_bytes
+from tqgguf.runtime.layers import weights
+from tqgguf.runtime.layers.packed_rows import SLOW_PATHS, PackedRows
+from tqgguf.runtime.models.load import open_model
 from tqgguf.runtime.native.library import load_library
-from tqgguf.runtime.packed_rows import SLOW_PATHS, PackedRows
 
 
 @pytest.mark.parametrize("kind", SERVED)

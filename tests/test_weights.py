@@ -12,11 +12,11 @@ from mlx.utils import tree_flatten
 from tiny_models import ORACLE_TOKENS, TinyModel, write_tiny
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.gguf_reader import GGUFFile, open_gguf
-from tqgguf.formats.gguf_types import GGML_TYPES
-from tqgguf.runtime import weights
-from tqgguf.runtime.load import LoadedModel, open_model
-from tqgguf.runtime.matrices import HalfEmbedding, HalfLinear, InputEmbedding, half_product
+from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
+from tqgguf.formats.gguf.types import GGML_TYPES
+from tqgguf.runtime.layers import weights
+from tqgguf.runtime.layers.matrices import HalfEmbedding, HalfLinear, InputEmbedding, half_product
+from tqgguf.runtime.models.load import LoadedModel, open_model
 
 TYPE_IDS = {t.name: i for i, t in GGML_TYPES.items()}
 AFFINE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K")

@@ -28,9 +28,9 @@ USE_FORMATS = """
 import importlib, pkgutil, sys
 import numpy as np
 import tqgguf, tqgguf.formats
-for module in pkgutil.iter_modules(tqgguf.formats.__path__, "tqgguf.formats."):
+for module in pkgutil.walk_packages(tqgguf.formats.__path__, "tqgguf.formats."):
     importlib.import_module(module.name)
-from tqgguf.formats.codec import resolve_codec
+from tqgguf.formats.blocks.codec import resolve_codec
 codec = resolve_codec("turbo4", 128, "k")
 rows = np.sin(np.arange(256, dtype=np.float32)).reshape(2, 128)
 error = codec.decode(codec.encode(rows)) - rows

@@ -24,9 +24,9 @@ from test_llama_defects import PATCHED, ROWS, SEQUENCE, SESSION
 from test_snapshot_defects import CASES, SMALL
 from tiny_models import TinyModel, tiny_gguf
 
-from tqgguf.formats.calibration import Calibration, write_calibration
-from tqgguf.formats.fingerprint import Fingerprint
-from tqgguf.formats.rules import RULES
+from tqgguf.formats.models.calibration import Calibration, write_calibration
+from tqgguf.formats.models.fingerprint import Fingerprint
+from tqgguf.formats.rules.table import RULES
 
 TINY = TinyModel(n_layers=1, hidden_size=64, n_heads=2, n_kv_heads=1, head_dim=32, intermediate_size=64)
 OTHER = TinyModel(n_layers=1, hidden_size=32, n_heads=2, n_kv_heads=1, head_dim=32, intermediate_size=64)

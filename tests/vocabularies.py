@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.runtime.tokenizer import Tokenizer, load_tokenizer
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

@@ -10,15 +10,15 @@ TYPE_CHECKING = False  # true to type checkers; the module typing would take a q
 if TYPE_CHECKING:
     from typing import Any
 
-    from tqgguf.formats.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
-    from tqgguf.formats.calibration import read_calibration
+    from tqgguf.formats.blocks.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
     from tqgguf.formats.errors import TqggufError
-    from tqgguf.formats.finding import Finding
-    from tqgguf.formats.snapshot_read import open_snapshot
-    from tqgguf.formats.validation import validate
-    from tqgguf.runtime.cache_files import load_prompt_cache, save_prompt_cache
-    from tqgguf.runtime.kv_cache import make_prompt_cache
-    from tqgguf.runtime.load import load_model
+    from tqgguf.formats.models.calibration import read_calibration
+    from tqgguf.formats.rules.finding import Finding
+    from tqgguf.formats.snapshots.read import open_snapshot
+    from tqgguf.formats.validation.validate import validate
+    from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+    from tqgguf.runtime.generation.cache_files import load_prompt_cache, save_prompt_cache
+    from tqgguf.runtime.models.load import load_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,19 +37,19 @@ __all__ = [
 ]
 
 _FORMATS = {
-    "open_snapshot": "tqgguf.formats.snapshot_read",
-    "BLOCK_TYPES": "tqgguf.formats.block_types",
-    "CACHE_TYPE_NAMES": "tqgguf.formats.block_types",
-    "Finding": "tqgguf.formats.finding",
+    "open_snapshot": "tqgguf.formats.snapshots.read",
+    "BLOCK_TYPES": "tqgguf.formats.blocks.block_types",
+    "CACHE_TYPE_NAMES": "tqgguf.formats.blocks.block_types",
+    "Finding": "tqgguf.formats.rules.finding",
     "TqggufError": "tqgguf.formats.errors",
-    "read_calibration": "tqgguf.formats.calibration",
-    "validate": "tqgguf.formats.validation",
+    "read_calibration": "tqgguf.formats.models.calibration",
+    "validate": "tqgguf.formats.validation.validate",
 }
 _NEEDS_MLX = {
-    "load_model": "tqgguf.runtime.load",
-    "load_prompt_cache": "tqgguf.runtime.cache_files",
-    "make_prompt_cache": "tqgguf.runtime.kv_cache",
-    "save_prompt_cache": "tqgguf.runtime.cache_files",
+    "load_model": "tqgguf.runtime.models.load",
+    "load_prompt_cache": "tqgguf.runtime.generation.cache_files",
+    "make_prompt_cache": "tqgguf.runtime.cache.kv_cache",
+    "save_prompt_cache": "tqgguf.runtime.generation.cache_files",
 }
 
 

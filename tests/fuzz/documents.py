@@ -24,8 +24,8 @@ from gguf_builder import (
 )
 from hypothesis import strategies as st
 
-from tqgguf.formats.gguf_model_keys import ARCHITECTURE_KEYS, ARRAY_KEYS, PER_LAYER_KEYS, PLAIN_KEYS
-from tqgguf.formats.gguf_types import GGML_TYPES
+from tqgguf.formats.gguf.model_keys import ARCHITECTURE_KEYS, ARRAY_KEYS, PER_LAYER_KEYS, PLAIN_KEYS
+from tqgguf.formats.gguf.types import GGML_TYPES
 
 KEYS = (
     *PLAIN_KEYS, *ARRAY_KEYS, *(f"llama.{suffix}" for suffix in (*ARCHITECTURE_KEYS, *PER_LAYER_KEYS)),

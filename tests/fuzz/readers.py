@@ -13,24 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from tqgguf.formats.calibration import read_calibration
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.file_kind import FileKind, gguf_kind, kind_by_head
-from tqgguf.formats.finding import Finding
-from tqgguf.formats.fingerprint import fingerprint_gguf
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.inspection import inspect
-from tqgguf.formats.llama_export import ExportOptions, export_llama_state
-from tqgguf.formats.llama_import import ImportOptions, import_llama_state, outline_of_state
-from tqgguf.formats.llama_reader import open_llama_state, summarise
-from tqgguf.formats.llama_write import pieces
-from tqgguf.formats.mlx_cache import is_mlx_cache, read_mlx_cache
-from tqgguf.formats.mlx_import import import_mlx_cache, outline_of_mlx_cache
-from tqgguf.formats.model_config import read_model_config
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.inspection.inspect import inspect
+from tqgguf.formats.llama.from_snapshot import ExportOptions, export_llama_state
+from tqgguf.formats.llama.reader import open_llama_state, summarise
+from tqgguf.formats.llama.to_snapshot import ImportOptions, import_llama_state, outline_of_state
+from tqgguf.formats.llama.write import pieces
+from tqgguf.formats.mlx.cache import is_mlx_cache, read_mlx_cache
+from tqgguf.formats.mlx.to_snapshot import import_mlx_cache, outline_of_mlx_cache
+from tqgguf.formats.models.calibration import read_calibration
+from tqgguf.formats.models.config import read_model_config
+from tqgguf.formats.models.fingerprint import fingerprint_gguf
+from tqgguf.formats.rules.finding import Finding
 from tqgguf.formats.safetensors import open_safetensors
-from tqgguf.formats.snapshot import Snapshot
-from tqgguf.formats.snapshot_read import open_snapshot
-from tqgguf.formats.validation import validate
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.formats.validation.validate import validate
 
 PROFILES = ("mainline", "thetom-2026-05", "buun")
 HEAD_DIM = 64  # of the seeds

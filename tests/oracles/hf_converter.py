@@ -92,7 +92,7 @@ def digest(value: Any) -> Any:
 
 def record(path: Path) -> dict[str, Any]:
     """What a GGUF holds: type and value of each key; type, shape and hash of each tensor's bytes."""
-    from tqgguf.formats.gguf_reader import open_gguf
+    from tqgguf.formats.gguf.reader import open_gguf
 
     with open_gguf(path) as file:
         return {

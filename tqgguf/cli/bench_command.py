@@ -15,15 +15,15 @@ from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.bench_record import BenchRecord
 from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.formats.machine_memory import machine_bytes
-from tqgguf.runtime.bench_match import PROMPT_TOKENS, measure_matches
-from tqgguf.runtime.bench_memory import MemoryPlan, measure_memory
-from tqgguf.runtime.bench_modes import modes_of
-from tqgguf.runtime.bench_speed import SpeedPlan, measure_speeds
-from tqgguf.runtime.cache_pairs import CachePair, parse_pairs
-from tqgguf.runtime.calibration_choice import choose_calibration
-from tqgguf.runtime.evaluation import cut_windows, spread
-from tqgguf.runtime.evaluation_caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
+from tqgguf.formats.planning.machine_memory import machine_bytes
+from tqgguf.runtime.bench.match import PROMPT_TOKENS, measure_matches
+from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
+from tqgguf.runtime.bench.modes import modes_of
+from tqgguf.runtime.bench.speed import SpeedPlan, measure_speeds
+from tqgguf.runtime.evaluation.cache_pairs import CachePair, parse_pairs
+from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
+from tqgguf.runtime.evaluation.compare import cut_windows, spread
+from tqgguf.runtime.models.calibration_choice import choose_calibration
 
 PAGE_FILE, JSON_FILE, CSV_FILE = "bench.html", "bench.json", "bench.csv"
 

@@ -13,13 +13,13 @@ from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.atomic import check_target
-from tqgguf.formats.calibration import Calibration, check_replaceable, write_calibration
-from tqgguf.formats.calibration_files import beside, cached, make_cache_folder
-from tqgguf.formats.model_config import resolve_context
-from tqgguf.runtime.calibration_statistics import calibrate as calibrate_model
-from tqgguf.runtime.evaluation import count_windows, cut_windows, spread
-from tqgguf.runtime.load import OpenModel
-from tqgguf.runtime.mlx_folder import OpenFolder
+from tqgguf.formats.models.calibration import Calibration, check_replaceable, write_calibration
+from tqgguf.formats.models.calibration_files import beside, cached, make_cache_folder
+from tqgguf.formats.models.config import resolve_context
+from tqgguf.runtime.evaluation.calibration_statistics import calibrate as calibrate_model
+from tqgguf.runtime.evaluation.compare import count_windows, cut_windows, spread
+from tqgguf.runtime.models.load import OpenModel
+from tqgguf.runtime.models.mlx_folder import OpenFolder
 
 
 def calibrate(request: CalibrateRequest) -> int:

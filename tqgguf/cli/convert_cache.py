@@ -11,7 +11,7 @@ from tqgguf.cli.figures import size
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import say
 from tqgguf.formats.atomic import check_target, refuse_source
-from tqgguf.formats.carriers import (
+from tqgguf.formats.carriers.table import (
     CARRIERS,
     Foreign,
     Target,
@@ -21,16 +21,16 @@ from tqgguf.formats.carriers import (
 )
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import FileKind
-from tqgguf.formats.gguf_errors import readable
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.llama_export import ExportOptions
-from tqgguf.formats.llama_import import ImportOptions
-from tqgguf.formats.llama_profiles import MAINLINE
-from tqgguf.formats.mlx_export import MlxExportOptions
-from tqgguf.formats.mlx_import import MlxImportOptions
-from tqgguf.formats.model_outline import ModelOutline, outline_of_gguf
-from tqgguf.formats.snapshot import Snapshot
-from tqgguf.formats.snapshot_fit import check_model
+from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.llama.from_snapshot import ExportOptions
+from tqgguf.formats.llama.profiles import MAINLINE
+from tqgguf.formats.llama.to_snapshot import ImportOptions
+from tqgguf.formats.mlx.from_snapshot import MlxExportOptions
+from tqgguf.formats.mlx.to_snapshot import MlxImportOptions
+from tqgguf.formats.models.outline import ModelOutline, outline_of_gguf
+from tqgguf.formats.snapshots.fit import check_model
+from tqgguf.formats.snapshots.snapshot import Snapshot
 
 
 def convert_cache(request: ConvertRequest, source: End, target: End) -> int:

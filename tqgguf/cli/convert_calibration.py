@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tqgguf.cli.progress import say
-from tqgguf.formats.calibration_carrying import carry_calibration, find_calibration
-from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.conversion.calibration_carrying import carry_calibration, find_calibration
+from tqgguf.formats.gguf.errors import readable
 
 
 def take_calibration_along(source: str, target: str, *, in_original_order: bool = False) -> str | None:

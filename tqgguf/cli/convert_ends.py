@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Final
 
 from tqgguf.cli.convert_request import ConvertRequest
-from tqgguf.formats.carriers import head_kind
+from tqgguf.formats.carriers.table import head_kind
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.file_kind import HEAD_BYTES, FileKind, found_instead, gguf_kind
-from tqgguf.formats.gguf_errors import readable
-from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.gguf.reader import open_gguf
 
 
 class End(StrEnum):

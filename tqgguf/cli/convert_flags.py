@@ -13,7 +13,7 @@ from tqgguf.cli.convert_ends import CACHE_KINDS, End
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.ranges import INT32, Ranges, check_ranges
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.gguf.errors import readable
 
 Serves = Callable[[End, End], bool]
 """Whether a flag has an effect where the first end becomes the second."""

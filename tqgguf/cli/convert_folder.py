@@ -12,19 +12,19 @@ from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_new_folder
-from tqgguf.formats.gguf_errors import readable, shown
-from tqgguf.formats.gguf_reader import open_gguf
+from tqgguf.formats.gguf.errors import readable, shown
+from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.runtime.missing_mlx import needs_mlx
 
 if TYPE_CHECKING:
-    from tqgguf.runtime.mlx_folder_write import Written
+    from tqgguf.runtime.conversion.mlx_folder_write import Written
 
 
 def convert_to_folder(request: ConvertRequest) -> int:
     """Serve a request whose SRC is a GGUF and whose DST a folder; returns the exit status."""
     check_new_folder(request.target)
     with needs_mlx("a folder for mlx-lm"):
-        from tqgguf.runtime.mlx_folder_write import examine_mlx_folder, write_mlx_folder
+        from tqgguf.runtime.conversion.mlx_folder_write import examine_mlx_folder, write_mlx_folder
     line = BytesLine("converting")
     with open_gguf(request.source) as file:
         try:

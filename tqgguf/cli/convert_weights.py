@@ -14,13 +14,13 @@ from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_target
+from tqgguf.formats.conversion.files import Plan, PlannedTensor, write_plan
+from tqgguf.formats.conversion.gguf_to_gguf import plan_gguf
+from tqgguf.formats.conversion.weight_rules import summary
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_conversion import plan_gguf
-from tqgguf.formats.gguf_errors import readable, shown
-from tqgguf.formats.gguf_files import Plan, PlannedTensor, write_plan
-from tqgguf.formats.gguf_reader import open_gguf
-from tqgguf.formats.gguf_types import ggml_type_name
-from tqgguf.formats.weight_rules import summary
+from tqgguf.formats.gguf.errors import readable, shown
+from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.gguf.types import ggml_type_name
 
 
 def convert_weights(request: ConvertRequest) -> int:
@@ -45,7 +45,7 @@ def convert_checkpoint(request: ConvertRequest) -> int:
     target = check_target(request.target)
     if target.is_relative_to(os.path.realpath(request.source)):
         raise RequestError(f"{request.target}: is inside the folder to be converted; give another place")
-    from tqgguf.runtime.hf_convert import plan_checkpoint  # lazily: only this needs the tokenizers library
+    from tqgguf.runtime.conversion.hf_convert import plan_checkpoint  # lazily: only this needs the tokenizers library
 
     plan = plan_checkpoint(request.source, request.target, request.weight_type, max_bytes, _step(request))
     return _carry_out(request, plan, from_checkpoint=True)
@@ -69,7 +69,7 @@ def _step(request: ConvertRequest) -> str:
 
 def _write(plan: Plan) -> float:
     """Returns the seconds it took."""
-    from tqgguf.runtime.encode_rows import row_encoder  # lazily: a dry run needs no C library
+    from tqgguf.runtime.conversion.encode_rows import row_encoder  # lazily: a dry run needs no C library
 
     line = BytesLine("converting")
     try:

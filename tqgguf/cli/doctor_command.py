@@ -12,12 +12,12 @@ from tqgguf.cli.eval_table import finite, number
 from tqgguf.cli.figures import aligned
 from tqgguf.cli.measuring import load, measured_text
 from tqgguf.cli.progress import ProgressLine, say
-from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation import cut_windows
-from tqgguf.runtime.examination import Examination, Proposal, proposable_types
-from tqgguf.runtime.examination import examine as examine_model
-from tqgguf.runtime.load import embedded_model, open_model
+from tqgguf.runtime.evaluation.compare import cut_windows
+from tqgguf.runtime.evaluation.examination import Examination, Proposal, proposable_types
+from tqgguf.runtime.evaluation.examination import examine as examine_model
+from tqgguf.runtime.models.load import embedded_model, open_model
 
 
 def examine(request: DoctorRequest) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.cli.ranges import INT32
-from tqgguf.formats.block_types import PAGE_TOKENS
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 
 LEAST_TOKENS = 2 * PAGE_TOKENS

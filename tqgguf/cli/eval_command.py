@@ -14,13 +14,11 @@ from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.page import report_folder
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.formats.model_config import resolve_context
-from tqgguf.runtime.cache_pairs import CachePair
-from tqgguf.runtime.calibration_choice import ChosenCalibration, choose_calibration
-from tqgguf.runtime.evaluation import Evaluation, Plan, count_windows, cut_windows, spread
-from tqgguf.runtime.evaluation_caches import (
+from tqgguf.formats.models.config import resolve_context
+from tqgguf.runtime.evaluation.cache_pairs import CachePair
+from tqgguf.runtime.evaluation.caches import (
     PLAIN_OPTIONS,
     CacheOptions,
     Candidate,
@@ -29,8 +27,10 @@ from tqgguf.runtime.evaluation_caches import (
     has_channel_scale,
     reference,
 )
-from tqgguf.runtime.load import OpenModel
-from tqgguf.runtime.mlx_folder import OpenFolder
+from tqgguf.runtime.evaluation.compare import Evaluation, Plan, count_windows, cut_windows, spread
+from tqgguf.runtime.models.calibration_choice import ChosenCalibration, choose_calibration
+from tqgguf.runtime.models.load import OpenModel
+from tqgguf.runtime.models.mlx_folder import OpenFolder
 
 
 def evaluate(request: EvalRequest) -> int:

@@ -13,11 +13,11 @@ from typing import Any
 import tqgguf
 from tqgguf.cli import eval_table
 from tqgguf.cli.page import write_texts
-from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.gguf.errors import readable
 from tqgguf.runtime import backends
-from tqgguf.runtime.evaluation import Result
-from tqgguf.runtime.load import OpenModel
-from tqgguf.runtime.mlx_folder import OpenFolder
+from tqgguf.runtime.evaluation.compare import Result
+from tqgguf.runtime.models.load import OpenModel
+from tqgguf.runtime.models.mlx_folder import OpenFolder
 
 PAGE_FILE, JSON_FILE, PLOT_FILE = "eval.html", "eval.json", "kld_over_bits.svg"
 REPORT_FILES = (PAGE_FILE, JSON_FILE, PLOT_FILE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqgguf.cli import eval_plots, eval_table
 from tqgguf.cli.page import html_page, paragraph, plot, wide_table
-from tqgguf.runtime.evaluation import Result
+from tqgguf.runtime.evaluation.compare import Result
 
 _HOW_TO_READ = (
     "Every cache is compared with the f16 cache of the same model over the same tokens. Perplexity: how well the next "

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tqgguf.cli.plots import as_svg, look_of, new_axes
-from tqgguf.runtime.evaluation import Result
-from tqgguf.runtime.evaluation_caches import NO_TAIL
+from tqgguf.runtime.evaluation.caches import NO_TAIL
+from tqgguf.runtime.evaluation.compare import Result
 
 
 def kld_over_bits(results: Sequence[Result]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tqgguf.cli.figures import aligned
-from tqgguf.runtime.evaluation import Result
+from tqgguf.runtime.evaluation.compare import Result
 
 _MISSING = "-"
 _COLUMNS = ("cache K/V", "bits", "perplexity", "ratio", "KLD", "median", "99%", "same top")

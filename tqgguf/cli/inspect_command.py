@@ -13,9 +13,9 @@ from tqgguf.cli import inspect_json, inspect_lists, inspect_text
 from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import CACHE_KINDS
-from tqgguf.formats.gguf_errors import shown
-from tqgguf.formats.inspection import inspect as inspect_file
-from tqgguf.formats.inspection_facts import Inspection, MetadataValue
+from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.inspection.facts import Inspection, MetadataValue
+from tqgguf.formats.inspection.inspect import inspect as inspect_file
 
 
 def inspect(request: InspectRequest) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.printable import printable
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.inspection_facts import DIMS_FASTEST_FIRST, Inspection, MetadataValue
+from tqgguf.formats.inspection.facts import DIMS_FASTEST_FIRST, Inspection, MetadataValue
 
 FIRST_ELEMENTS = 8
 """Of an array that is shown in part."""

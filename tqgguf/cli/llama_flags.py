@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from tqgguf.formats.cache_spec import PRESETS
+from tqgguf.formats.blocks.cache_spec import PRESETS
 
 SWITCH = "on|off"
 SWITCH_OR_AUTO = "on|off|auto"

@@ -13,15 +13,15 @@ from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
+from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.kv_size import LayerShape
-from tqgguf.formats.model_config import resolve_context
-from tqgguf.runtime.cache_pairs import CachePair
-from tqgguf.runtime.calibration_choice import choose_calibration
-from tqgguf.runtime.evaluation_caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
-from tqgguf.runtime.kv_settings import check_cache_types
-from tqgguf.runtime.needle import NeedleRow, NeedleTest, least_length, needle_prompts
-from tqgguf.runtime.text_tokenizer import TextTokenizer
+from tqgguf.formats.models.config import resolve_context
+from tqgguf.runtime.evaluation.cache_pairs import CachePair
+from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
+from tqgguf.runtime.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
+from tqgguf.runtime.kv.settings import check_cache_types
+from tqgguf.runtime.models.calibration_choice import choose_calibration
+from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 
 
 def find_needles(request: EvalRequest) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tqgguf.cli.verb import OUTPUT, option
 from tqgguf.cli.version import print_version
-from tqgguf.formats.cache_spec import BALANCE_MODES
+from tqgguf.formats.blocks.cache_spec import BALANCE_MODES
 
 MODEL_HEADING = "Model and evaluation"
 TEXT_HEADING = "Text"

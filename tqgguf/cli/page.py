@@ -12,7 +12,7 @@ from typing import Any
 from tqgguf.cli.plots import check_plots
 from tqgguf.formats.atomic import check_target, replacing
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_errors import readable
+from tqgguf.formats.gguf.errors import readable
 
 _STYLE = """
 body { font: 16px/1.5 sans-serif; color: #000; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }

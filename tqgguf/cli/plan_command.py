@@ -8,11 +8,11 @@ from tqgguf.cli import plan_table
 from tqgguf.cli.inspect_json import plain
 from tqgguf.cli.plan_request import PlanRequest
 from tqgguf.cli.progress import say
-from tqgguf.formats.embedded import embedded_model
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.machine_memory import machine_bytes
-from tqgguf.formats.model_plan import Ask, default_device, plan_model
-from tqgguf.formats.weight_sizes import Device
+from tqgguf.formats.models.embedded import embedded_model
+from tqgguf.formats.planning.machine_memory import machine_bytes
+from tqgguf.formats.planning.model_plan import Ask, default_device, plan_model
+from tqgguf.formats.planning.weight_sizes import Device
 
 
 def plan(request: PlanRequest) -> int:

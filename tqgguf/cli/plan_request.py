@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.cli.ranges import EVALUATING, INT32, check_ranges, whole_numbers
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.machine_memory import parse_bytes
-from tqgguf.runtime.cache_pairs import PLAIN, CachePair, requested_pairs
-from tqgguf.runtime.grid import DEFAULT_CHUNK, round_chunk
+from tqgguf.formats.planning.machine_memory import parse_bytes
+from tqgguf.runtime.evaluation.cache_pairs import PLAIN, CachePair, requested_pairs
+from tqgguf.runtime.generation.grid import DEFAULT_CHUNK, round_chunk
 
 _SHARED = {
     "--help", "--version", "--model", "--batch-size", "--ubatch-size", "--kv-balance", "--cache-exact-first", "--json",

@@ -8,9 +8,9 @@ from typing import Any
 
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.printable import printable
-from tqgguf.formats.gguf_errors import readable
-from tqgguf.formats.memory_plan import GROWTH_SHARE, MOST_CONTEXT, CachePlan
-from tqgguf.formats.model_plan import FIDELITY, LAST_RESORT, ModelPlan, pair_label
+from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.planning.memory_plan import GROWTH_SHARE, MOST_CONTEXT, CachePlan
+from tqgguf.formats.planning.model_plan import FIDELITY, LAST_RESORT, ModelPlan, pair_label
 
 _WIDTH = 80
 _MOST_COLUMNS = 5

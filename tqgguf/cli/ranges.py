@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf_errors import shown
+from tqgguf.formats.gguf.errors import shown
 
 INT32 = 2**31 - 1
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tqgguf.cli.figures import size
-from tqgguf.runtime.session import CacheReport, Timing
+from tqgguf.runtime.generation.session import CacheReport, Timing
 
 ENDINGS = {
     "eog": "ended by the model",

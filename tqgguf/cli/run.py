@@ -18,11 +18,11 @@ from tqgguf.cli.llama_flags import FLAGS
 from tqgguf.cli.options import KV_HEADING, MODEL_HEADING
 from tqgguf.cli.run_request import Purpose, RunRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
-from tqgguf.formats.block_types import CACHE_TYPE_NAMES
-from tqgguf.formats.cache_spec import PRESETS
+from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.cache_spec import PRESETS
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.generation.sampling_params import SamplingParams, sampler_names
 from tqgguf.runtime.missing_mlx import needs_mlx
-from tqgguf.runtime.sampling_params import SamplingParams, sampler_names
 
 _DEFAULT = RunRequest()
 _SAMPLING = SamplingParams()

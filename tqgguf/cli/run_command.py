@@ -16,21 +16,27 @@ from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, no_prompt, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.atomic import check_target
-from tqgguf.formats.carriers import check_replaceable
+from tqgguf.formats.carriers.table import check_replaceable
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.formats.gguf_errors import readable, shown
-from tqgguf.formats.model_config import resolve_context
+from tqgguf.formats.gguf.errors import readable, shown
+from tqgguf.formats.models.config import resolve_context
 from tqgguf.runtime import backends
-from tqgguf.runtime.calibration_choice import AUTO, OFF, ChosenCalibration, choose_calibration
-from tqgguf.runtime.chat import ChatTemplate
-from tqgguf.runtime.conversation import Conversation
-from tqgguf.runtime.generate import Generation
-from tqgguf.runtime.kv_settings import check_cache_types
-from tqgguf.runtime.open_turn import OpenTurn
-from tqgguf.runtime.prompt_cache import PromptCache, agreed_spec, check_scales, open_prompt_cache, scales_differ
-from tqgguf.runtime.prompt_size import check_prompt, check_text
-from tqgguf.runtime.sampling import Sampler
-from tqgguf.runtime.session import Session
+from tqgguf.runtime.generation.chat import ChatTemplate
+from tqgguf.runtime.generation.conversation import Conversation
+from tqgguf.runtime.generation.generate import Generation
+from tqgguf.runtime.generation.open_turn import OpenTurn
+from tqgguf.runtime.generation.prompt_cache import (
+    PromptCache,
+    agreed_spec,
+    check_scales,
+    open_prompt_cache,
+    scales_differ,
+)
+from tqgguf.runtime.generation.prompt_size import check_prompt, check_text
+from tqgguf.runtime.generation.sampling import Sampler
+from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.kv.settings import check_cache_types
+from tqgguf.runtime.models.calibration_choice import AUTO, OFF, ChosenCalibration, choose_calibration
 
 
 def run(request: RunRequest) -> int:

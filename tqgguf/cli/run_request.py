@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges
-from tqgguf.formats.block_types import PAGE_TOKENS
-from tqgguf.formats.cache_spec import CacheSpec
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.grid import DEFAULT_CHUNK
-from tqgguf.runtime.sampling_params import SamplingParams
+from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
+from tqgguf.runtime.generation.sampling_params import SamplingParams
 
 Purpose = Literal["answer", "keep", "ask"]
 

@@ -11,12 +11,12 @@ from typing import Any
 from tqgguf.cli.printable import printable
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.unexpected import unexpected
-from tqgguf.formats.belonging import ModelIdentity
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.file_search import find_files, group_sets
-from tqgguf.formats.finding import Finding
-from tqgguf.formats.gguf_errors import readable
-from tqgguf.formats.validation_files import Outcome, validate_files
+from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.models.belonging import ModelIdentity
+from tqgguf.formats.rules.finding import Finding
+from tqgguf.formats.validation.files import Outcome, validate_files
 
 SOUND, UNSOUND, UNREADABLE = 0, 1, 2
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf_types import MAGIC
+from tqgguf.formats.gguf.types import MAGIC
 
 HEAD_BYTES: Final = 512
 """Enough of a file's beginning for everything below."""

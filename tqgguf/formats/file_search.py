@@ -8,7 +8,7 @@ from typing import Final
 
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.file_kind import kind_by_head
-from tqgguf.formats.gguf_split import SHARD_NAME
+from tqgguf.formats.gguf.split import SHARD_NAME
 from tqgguf.formats.mapped_file import read_head
 
 SUFFIXES: Final = (".gguf", ".safetensors")

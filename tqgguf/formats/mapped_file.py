@@ -10,8 +10,8 @@ import mmap
 import os
 import stat
 
+from tqgguf.formats.cursor import Buffer
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.gguf_cursor import Buffer
 
 _FOLIO_BYTES = 1 << 21
 """The most that Linux maps at once."""

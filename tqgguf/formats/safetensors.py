@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tqgguf.formats.cursor import Buffer, Report, raise_errors
 from tqgguf.formats.file_kind import MAX_SAFETENSORS_HEADER
-from tqgguf.formats.gguf_cursor import Buffer, Report, raise_errors
-from tqgguf.formats.gguf_errors import shown
-from tqgguf.formats.gguf_types import MAX_SIZE
+from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.gguf.types import MAX_SIZE
 from tqgguf.formats.mapped_file import map_file
-from tqgguf.formats.rules import DefectError
+from tqgguf.formats.rules.table import DefectError
 
 _METADATA: Final = "__metadata__"
 _LENGTH_BYTES: Final = 8

@@ -1,5 +1,5 @@
 """The MLX runtime. Importing any part of it first gives mlx a fast BLAS, which must happen before mlx is imported."""
 
-from tqgguf.runtime.blas import load_fast_blas
+from tqgguf.runtime.attention.blas import load_fast_blas
 
 load_fast_blas()

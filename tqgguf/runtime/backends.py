@@ -6,13 +6,13 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from tqgguf.runtime.attention_c import CReading
-from tqgguf.runtime.attention_gpu import KernelReading
-from tqgguf.runtime.blas import load_fast_blas
+from tqgguf.runtime.attention.attention_c import CReading
+from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.blas import load_fast_blas
+from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
 from tqgguf.runtime.kernels.launch import MlxLauncher
+from tqgguf.runtime.layers.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS
 from tqgguf.runtime.native.library import load_library
-from tqgguf.runtime.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS
-from tqgguf.runtime.readings import MlxReading, NumpyReading, Reading
 
 
 def default_reading() -> Reading:

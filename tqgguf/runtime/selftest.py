@@ -15,13 +15,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.block_types import CACHE_TYPE_NAMES
-from tqgguf.formats.codec import Codec, Side, resolve_codec
+from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
+from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention import attend
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.readings import NumpyReading, Reading
 from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
-from tqgguf.runtime.readings import NumpyReading, Reading
-from tqgguf.runtime.side_view import PAGE, SideView
+from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 PAIRS = (

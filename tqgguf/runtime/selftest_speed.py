@@ -13,10 +13,10 @@ from statistics import median
 
 import mlx.core as mx
 
-from tqgguf.formats.codec import Codec, resolve_codec
-from tqgguf.runtime.attention import attend
-from tqgguf.runtime.readings import Reading
-from tqgguf.runtime.side_view import PAGE, SideView
+from tqgguf.formats.blocks.codec import Codec, resolve_codec
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 N_HEADS, N_KV_HEADS, HEAD_DIM = 32, 8, 128
 PAIRS = (("turbo4", "turbo3"), ("turbo4", "turbo4"), ("q8_0", "q8_0"))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from tqgguf.formats.codec import Codec
+from tqgguf.formats.blocks.codec import Codec
 from tqgguf.runtime.kernels.geometry import (
     COLUMNS_OF_A_TILE,
     FAMILIES,
@@ -30,7 +30,7 @@ from tqgguf.runtime.kernels.launch import (
 )
 from tqgguf.runtime.kernels.pages import JOIN, join_with
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
-from tqgguf.runtime.side_view import PAGE, SideView, prefix_length
+from tqgguf.runtime.kv.side_view import PAGE, SideView, prefix_length
 
 _SIZES = (
     *("group_size", "n_rows", "n_coded", "own_start", "n_prefix", "window", "first_page", "k_page", "v_page"),
@@ -180,7 +180,7 @@ def attend_blocks(
     """Attention of rows that share one page: q [1, n_heads, rows, head_dim] at positions from `offset` on.
 
     The pages before theirs are read as blocks (f16 where a side is f16), their own page in f16. Both sides are of types
-    that `types.is_supported`, one of them at least a block type. window, sinks: as `attention.attend` has them.
+    that `types.is_supported`, one of them at least a block type. window, sinks: as `attend.attend` has them.
     Returns [1, n_heads, rows, head_dim of v] in q's dtype.
     """
     shape = q.shape

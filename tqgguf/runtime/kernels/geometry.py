@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tqgguf.formats.codec import Codec
+from tqgguf.formats.blocks.codec import Codec
 from tqgguf.runtime.kernels.types import bits_of
 
 COLUMNS_OF_A_TILE = 8

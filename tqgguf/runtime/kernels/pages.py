@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from tqgguf.formats.codec import Codec
+from tqgguf.formats.blocks.codec import Codec
 from tqgguf.runtime.kernels.geometry import FAMILIES
 from tqgguf.runtime.kernels.launch import (
     Call,
@@ -20,7 +20,7 @@ from tqgguf.runtime.kernels.launch import (
     sizes_of,
 )
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, boundaries, given, group_of, nothing, rotation_size, signs
-from tqgguf.runtime.side_view import PAGE, SideView
+from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 ENCODE = Kernel(
     "encode_pages",

@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.block_types import PAGE_TOKENS
-from tqgguf.formats.codec import Codec
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
+from tqgguf.formats.blocks.codec import Codec
 
 TILE_TOKENS = 16
 _LANES = 32

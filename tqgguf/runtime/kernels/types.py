@@ -11,8 +11,8 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
-from tqgguf.formats.codec import Codec
-from tqgguf.formats.rotation import Rotation
+from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.blocks.rotation import Rotation
 
 KERNEL_TYPES = {"f16": 0, "turbo2": 2, "turbo3": 3, "turbo4": 4, "q8_0": 8, "q4_0": 40}
 """Cache types that kernels read, by their number in codes.metal."""

@@ -1,6 +1,6 @@
 /* Exports the plain CBLAS names that libmlx imports and hands each call to scipy-openblas32, whose symbols carry a
  * prefix. Loaded with RTLD_GLOBAL before mlx, it stands before the slow reference BLAS in the symbol search order.
- * The scipy_ symbols are left undefined here on purpose: tqgguf/runtime/blas.py loads their library first. */
+ * The scipy_ symbols are left undefined here on purpose: tqgguf/runtime/attention/blas.py loads their library first. */
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.block_types import BLOCK_TYPES
-from tqgguf.formats.codebooks import codebook
-from tqgguf.formats.codec import Codec
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
+from tqgguf.formats.blocks.codebooks import codebook
+from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.blocks.ggml import IQ4_NL_CODEBOOK
 from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.ggml import IQ4_NL_CODEBOOK
 from tqgguf.runtime.native import library_path
 
 PATH_SWITCH = "TQGGUF_CPU"

@@ -1,4 +1,4 @@
-/* The Walsh-Hadamard rotation of queries and outputs, as tqgguf/formats/rotation.py states it. Encoding has its own
+/* The Walsh-Hadamard rotation of queries and outputs, as tqgguf/formats/blocks/rotation.py states it. Encoding has its own
  * form of it (encode.inc), for many rows side by side. */
 #include "rotate.h"
 

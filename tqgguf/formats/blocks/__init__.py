@@ -1,0 +1,1 @@
+"""Values to blocks and back: cache types, their numbers, their codecs."""

@@ -1,0 +1,1 @@
+"""All file formats that hold snapshots, in one table."""

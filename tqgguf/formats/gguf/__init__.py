@@ -1,0 +1,1 @@
+"""GGUF files: reading within bounds, the rules of the format, writing."""

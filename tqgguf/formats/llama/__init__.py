@@ -1,0 +1,1 @@
+"""llama.cpp's session and sequence files."""

@@ -1,0 +1,1 @@
+"""What belongs to a model: its configuration, fingerprints, calibrations."""

@@ -1,0 +1,61 @@
+"""How many bytes a GGUF's weights take while the model runs, by its header alone.
+
+On a CPU matrices stay in the file, mapped, and count as the file has them; everything else is float32. On a GPU they
+are packed as MLX packs them, or float16. What is data's matter (a scale that MLX's form cannot hold) is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from tqgguf.formats.gguf.reader import GGUFFile, TensorInfo
+from tqgguf.formats.mlx.forms import F32_BYTES, MLX_FORMS
+
+Device = Literal["cpu", "gpu"]
+
+HALF_BYTES = 2
+
+
+ROW_GROUPS: Mapping[str, int] = {
+    **dict.fromkeys(("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), 32),
+    **dict.fromkeys(("Q4_K", "Q5_K", "Q6_K"), 256),
+}
+"""By ggml type what a row's length must divide into for the C library to multiply it where it lies in the file."""
+
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+def held_bytes(file: GGUFFile, device: Device) -> int:
+    """Bytes of all tensors as the runtime holds them on a device; a type that cannot be sized counts nothing."""
+    tensors = file.tensors.values()
+    if device == "gpu":
+        half = _is_half(tensors)
+        return sum(_on_gpu(info, half) for info in tensors)
+    looked_up = {_EMBEDDING} if _OUTPUT in file.tensors else set()
+    return sum(_on_cpu(info, info.name in looked_up) for info in tensors)
+
+
+def file_bytes(file: GGUFFile) -> int:
+    """Bytes of all tensors in the file, without padding."""
+    return sum(info.n_bytes or 0 for info in file.tensors.values())
+
+
+def _is_half(tensors: Iterable[TensorInfo]) -> bool:
+    """Whether all matrices are of one half type, in which the whole model then runs."""
+    types = {info.type_name for info in tensors if len(info.shape) == 2}
+    return types in ({"F16"}, {"BF16"})
+
+
+def _on_gpu(info: TensorInfo, half: bool) -> int:
+    if len(info.shape) == 2 and info.type_name in MLX_FORMS:
+        return MLX_FORMS[info.type_name].n_bytes(info.n_values)
+    is_half = half or (len(info.shape) == 2 and info.type_name != "F32")
+    return info.n_values * (HALF_BYTES if is_half else F32_BYTES)
+
+
+def _on_cpu(info: TensorInfo, looked_up: bool) -> int:
+    stays = len(info.shape) == 2 and info.shape[-1] % ROW_GROUPS.get(info.type_name, info.shape[-1] + 1) == 0
+    if (stays or looked_up) and info.n_bytes is not None:
+        return info.n_bytes
+    return info.n_values * F32_BYTES

@@ -1,0 +1,1 @@
+"""Is a file sound?"""

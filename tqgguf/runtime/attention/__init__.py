@@ -1,0 +1,1 @@
+"""Attention from blocks."""

@@ -1,0 +1,1 @@
+"""What a cache costs in time and memory."""

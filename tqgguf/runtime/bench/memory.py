@@ -1,0 +1,107 @@
+"""Peak memory of one cache, by a process of its own: nothing else that is measured stands in its memory.
+
+`measure_memory` starts the process, which runs this module; MLX says what it held on the device, the system what was
+resident. Meant to run before the caller loads the model itself.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+import tqgguf.runtime  # noqa: F401  (before mlx)
+from tqgguf.formats.bench_record import Memory
+from tqgguf.formats.errors import TqggufError
+from tqgguf.runtime import backends
+from tqgguf.runtime.bench.modes import ModeSession, modes_of
+from tqgguf.runtime.bench.speed import random_tokens
+from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
+from tqgguf.runtime.evaluation.caches import CacheOptions
+from tqgguf.runtime.models.calibration_choice import choose_calibration
+from tqgguf.runtime.models.load import open_model
+
+DECODED = 4  # tokens of each context that are decoded one by one
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One mode (a pair's name) of a model, measured as it grows to each of the contexts, in tokens."""
+
+    model: str
+    pair: str
+    contexts: Sequence[int]
+    chunk: int
+    seed: int
+    threads: int
+    calibration: str
+    n_prefix: int | None
+    balance: str | None
+    rope: Mapping[str, float]
+
+
+def measure_memory(plan: MemoryPlan) -> list[Memory]:
+    """TqggufError: the process failed, for instance for want of memory."""
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(plan))]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        raise TqggufError(f"the memory of {plan.pair} could not be measured (status {done.returncode}): {last}")
+    return [Memory(**row) for row in json.loads(done.stdout)]
+
+
+def memory_of(plan: MemoryPlan) -> list[Memory]:
+    """The same within this process, which should have done nothing before."""
+    opened = open_model(plan.model, **plan.rope)
+    layers = opened.config.layer_shapes()
+    chosen = choose_calibration(opened, plan.calibration, True)
+    options = CacheOptions(plan.n_prefix, plan.balance, chosen.channel_scales)
+    n_ctx = max(plan.contexts)
+    (mode,) = modes_of(parse_pairs(plan.pair), layers, n_ctx, options)
+    if plan.threads > 0:
+        backends.set_threads(plan.threads)
+    loaded = opened.load()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    session = ModeSession(loaded, mode, n_ctx=n_ctx, chunk=plan.chunk)
+    ids = random_tokens(n_ctx, loaded.tokenizer.vocab_size, plan.seed)
+    found = []
+    for context in sorted(plan.contexts):
+        session.prefill(ids[: max(context - DECODED, len(session.tokens) + 1, 1)])
+        while len(session.tokens) < context:
+            session.decode(ids[len(session.tokens)])
+        found.append(Memory(mode.label, context, session.kv_bytes, mx.get_peak_memory(), peak_resident(), plan.seed))
+    return found
+
+
+def peak_resident() -> int | None:
+    """The most bytes of this process that were resident at once. On Linux not getrusage's, which a child inherits."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        pass
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
+
+
+def _main(argument: str) -> int:
+    values: dict[str, Any] = json.loads(argument)
+    try:
+        found = memory_of(MemoryPlan(**values))
+    except (TqggufError, MemoryError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    sys.stdout.write(json.dumps([asdict(memory) for memory in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

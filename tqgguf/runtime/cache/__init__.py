@@ -1,0 +1,1 @@
+"""A model's KV cache."""

@@ -1,0 +1,430 @@
+"""The KV cache in blocks, in mlx-lm's cache protocol, and `make_prompt_cache` that builds one per layer of a model.
+
+One `BlockKVCache` holds one layer: two sides, an offset, a window. Batch size 1. What a query reads as blocks and what
+in f16 is decided in `attend`; how sides store it in `kv.sides`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import KVCache, RotatingKVCache, _BaseCache
+from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
+from numpy.typing import NDArray
+
+from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.codec import Side
+from tqgguf.formats.errors import EncodeError, FormatError, RequestError
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.backends import default_reading
+from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
+from tqgguf.runtime.kv.planes import Plane
+from tqgguf.runtime.kv.rope_layout import rope_layouts
+from tqgguf.runtime.kv.rows import check_rows, kind_of_rows
+from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole, layer_codec
+from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.sides import BlockSide, FloatSide, Growth, Waiting
+
+
+class BlockKVCache(_BaseCache):
+    """The K and V of one layer in block types. See `make_prompt_cache`.
+
+    channel_scale: f32 [n_kv_heads, head_dim] from a calibration, for K balanced in full. rope: the channels that RoPE
+    turns together. tail: if False, queries read their own page as blocks too, wherever the step that brings it fills
+    it; every step but the last must then bring whole pages. Fidelity is judged so. keeps_pages: those that no query can
+    see any more stay too, for a prompt that is taken up again earlier.
+    """
+
+    keeps_pages = False
+    valid_from = 0
+    """Position before which rows are no keys or values: what a foreign file left out of its first page."""
+
+    def __init__(
+        self,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        *,
+        layer: int = 0,
+        window: int | None = None,
+        n_prefix: int | None = None,
+        balance: str | None = None,
+        rope: RopeLayout = NOT_ROTATED,
+        channel_scale: mx.array | NDArray[np.float32] | None = None,
+        tail: bool = True,
+        usage: hook.Usage | None = None,
+        reading: Reading | None = None,
+        keeps_pages: bool = False,
+    ) -> None:
+        self.keeps_pages = keeps_pages
+        (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
+        settings = LayerSettings(types, layer, window, rope, tail)
+        settings.check()
+        self._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
+
+    def _start(
+        self,
+        settings: LayerSettings,
+        channel_scale: mx.array | NDArray[np.float32] | None,
+        usage: hook.Usage,
+        reading: Reading,
+    ) -> None:
+        self.settings, self.layer, self.window = settings, settings.layer, settings.window
+        self.usage, self.reading = usage, reading
+        self.channel_scale = None if channel_scale is None else checked_scale(channel_scale, f"layer {self.layer}")
+        self.offset = 0
+        self._sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
+        self._growth: Growth | None = None
+        self._last_kind: Any = None
+
+    @property
+    def sides(self) -> tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None:
+        """K's and V's, with every row."""
+        if self._growth is not None:
+            self._growth.join()
+            self._growth = None
+        return self._sides
+
+    @sides.setter
+    def sides(self, sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None) -> None:
+        self._sides, self._growth = sides, None
+
+    def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
+        types, rope = self.settings.types, self.settings.rope
+        codec = layer_codec(types.of(side), head_dim, side, self.layer)
+        if codec.is_float:
+            return FloatSide(codec, self.reading)
+        tiled = side == "v" and self.reading.tiles_values(codec)
+        made = BlockSide(codec, types.n_prefix, self.reading, tiled=tiled)
+        if side == "k" and types.balance != "off":
+            made.means = Plane()
+            if types.balance == "full":
+                if rope.dims > head_dim:
+                    raise RequestError(
+                        f"layer {self.layer}, K: expected RoPE over at most the {head_dim} channels of a head, "
+                        f"found {rope.dims}"
+                    )
+                made.scale = ChannelScale(rope, self.channel_scale)
+        return made
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[hook.LazyKV, hook.LazyKV]:
+        """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns `LazyKV` arrays of everything held.
+
+        Errors as `update`.
+        """
+        step = self.update(keys, values)
+        fetched = []
+        for view, new in ((step.k, keys), (step.v, values)):
+            if step.growth is None:
+                lazy = hook.LazyKV(self.reading.dequantise(view, step.offset, new.dtype))
+            else:
+                lazy = hook.LazyKV(self.reading.dequantise_late(view, step.offset, new))
+            lazy.step = step
+            fetched.append(lazy)
+        return fetched[0], fetched[1]
+
+    def update(self, keys: mx.array, values: mx.array) -> hook.Step:
+        """Add keys [1, n_kv_heads, tokens, head_dim] and values; returns the step that attention can read.
+
+        RequestError: other shapes than before or than these, a head size that the type cannot hold, a fallback under
+        strict; EncodeError: a full page holds NaN. A cache that raised is as it was.
+        """
+        self._check_rows(keys, values)
+        step = self._grow(keys, values)
+        if step is not None:
+            return step
+        self._settle()
+        if self.sides is None:
+            sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
+        else:
+            sides = self.sides[0].copy(), self.sides[1].copy()
+        n_rows = keys.shape[2]
+        joined: tuple[mx.array | None, mx.array | None] = (None, None)
+        if isinstance(sides[0], BlockSide) and isinstance(sides[1], BlockSide):
+            joined = self.reading.join_sides((sides[0].tail, sides[1].tail), (keys, values))
+        k, v = (self._append(*new) for new in zip(("k", "v"), sides, (keys, values), joined, strict=True))
+        if self.keeps_pages and self.window is not None:
+            first = self._first_needed(self.offset)
+            k, v = k.starting_at(first), v.starting_at(first)
+        waiting = sides[0].waiting if isinstance(sides[0], BlockSide) else None
+        step = self._step(k, v, n_rows, _open_scale(sides[0]), waiting)
+        step.open()
+        self.sides = sides
+        self.offset += n_rows
+        self._release()
+        return step
+
+    def _grow(self, keys: mx.array, values: mx.array) -> hook.Step | None:
+        """The step of rows that only make the tails longer, as most steps of decoding do; None for others."""
+        sides = self.sides
+        if sides is None or not self.settings.has_tail:
+            return None
+        n_rows = keys.shape[2]
+        k_side, v_side = sides
+        if not (isinstance(k_side, BlockSide) and isinstance(v_side, BlockSide) and k_side.can_grow(n_rows)):
+            return None
+        if self.window is not None and self._first_needed(self.offset) > k_side.first_page:
+            return None
+        growth = Growth((k_side, v_side), (keys, values), self.reading)
+        scale, usage = _open_scale(k_side), self.usage
+        watched = scale is not None or usage.observer is not None or self.layer in usage.unattended
+        late = not watched and self.reading.grows_late(k_side.codec, v_side.codec, n_rows)
+        if late:
+            k_rows, v_rows = k_side.tail, v_side.tail
+        else:
+            k_rows, v_rows = self.reading.join_sides((k_side.tail, v_side.tail), growth.new)
+        assert k_rows is not None and v_rows is not None
+        step = self._step(k_side.grown(k_rows), v_side.grown(v_rows), n_rows, scale, None, growth if late else None)
+        step.open()
+        if late:
+            self._growth = growth
+        else:
+            growth.take((k_rows, v_rows))
+            for view in (step.k, step.v):
+                view.kept.clear()  # of `dequantise_late`: if the model reads it, it takes up memory
+        self.offset += n_rows
+        if self.window is not None:
+            self._release()
+        return step
+
+    def _step(
+        self,
+        k: SideView,
+        v: SideView,
+        n_rows: int,
+        scale: ChannelScale | None,
+        waiting: Waiting | None,
+        growth: Growth | None = None,
+    ) -> hook.Step:
+        return hook.Step(
+            k,
+            v,
+            self.layer,
+            self.offset,
+            n_rows,
+            self.window,
+            self.reading,
+            self.usage,
+            own_from_blocks=not self.settings.has_tail,
+            scale=scale,
+            waiting=waiting,
+            growth=growth,
+        )
+
+    def _settle(self) -> None:
+        """Encode what waits for queries with those that there were: none will come any more."""
+        if self.sides is not None and isinstance(self.sides[0], BlockSide) and self.sides[0].waiting is not None:
+            self.sides[0].waiting.view()
+
+    def _check_rows(self, keys: mx.array, values: mx.array) -> None:
+        kind = kind_of_rows(keys, values)
+        if kind is None or kind != self._last_kind:
+            check_rows(keys, values, self.sides, self.layer, self.channel_scale)
+            self._last_kind = kind
+        if not self.settings.has_tail and self.offset % PAGE:
+            raise RequestError(
+                f"layer {self.layer}: a cache without a tail takes whole pages until its last step, "
+                f"it holds {self.offset} tokens"
+            )
+
+    def _append(self, name: str, side: BlockSide | FloatSide, rows: mx.array, joined: mx.array | None) -> SideView:
+        try:
+            return side.append(rows, joined) if isinstance(side, BlockSide) else side.append(rows)
+        except EncodeError as error:
+            raise EncodeError(f"layer {self.layer}, {name.upper()}: {error}") from None
+
+    def _first_needed(self, offset: int) -> int:
+        """The first page that a query at `offset` or later can see."""
+        return 0 if self.window is None else max(0, offset - self.window + 1) // PAGE
+
+    def _release(self) -> None:
+        """Free what no later query can see; the step that was just made keeps its own views."""
+        if self.sides is not None and not self.keeps_pages:
+            for side in self.sides:
+                side.release(self._first_needed(self.offset))
+
+    @property
+    def start(self) -> int:
+        """Position of the first token still held (0 without a window)."""
+        return 0 if self.sides is None else self.sides[0].first_page * PAGE
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """The mask of the next n tokens: None, "causal", or a boolean array [n, keys held + n] where one is needed."""
+        window = self.window or window_size
+        if not return_array and (window is None or self.offset + n <= window):
+            return "causal" if n > 1 else None
+        start = self._first_needed(self.offset) * PAGE
+        mask = hook.CausalMask(create_causal_mask(n, self.offset - start, window_size=window))
+        mask.window = window
+        return mask
+
+    def size(self) -> int:
+        return self.offset
+
+    def empty(self) -> bool:
+        return self.sides is None
+
+    def is_trimmable(self) -> bool:
+        """Whether `trim` can go back to any position: true until a window has freed its first page."""
+        return self.start == self.valid_from == 0
+
+    def can_go_back(self, length: int) -> bool:
+        """Whether `trim` can leave this many tokens: every page that the next query would see must still be there."""
+        first = 0 if self.window is None else max(0, length - self.window + 1)
+        return self._first_needed(length) * PAGE >= self.start and (not length or first >= self.valid_from)
+
+    def trims_exactly(self, length: int) -> bool:
+        """Whether `trim` to this many tokens cuts no block: within the last page, or all of it float types."""
+        floats = self.sides is None or all(isinstance(side, FloatSide) for side in self.sides)
+        return floats or length // PAGE == self.offset // PAGE
+
+    def trim(self, n: int) -> int:
+        """Remove the last n tokens (all, if there are fewer) and return how many were removed.
+
+        Exact within the f16 tail. A cut inside an encoded page turns its decoded values into the tail. ValueError: a
+        negative n, or a window has freed pages that the remaining tokens would need.
+        """
+        n = operator.index(n)
+        if n < 0:
+            raise ValueError(f"trim: expected a number of tokens >= 0, found {n}")
+        self._settle()
+        n = min(n, self.offset)
+        length = self.offset - n
+        if n and self.sides is not None:
+            if not self.can_go_back(length):
+                raise ValueError(
+                    f"trim: layer {self.layer} holds tokens from {self.start} on and cannot go back to {length} "
+                    f"with a window of {self.window}"
+                )
+            if length == 0:
+                self.sides = None
+            else:
+                for side in self.sides:
+                    side.truncate(length)
+        self.offset = length
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for K and V."""
+        return 0 if self.sides is None else sum(side.nbytes for side in self.sides)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Everything `from_state` needs: settings as scalars, and both sides' arrays (None where there are none)."""
+        self._settle()
+        settings = (*self.settings.scalars(), self.offset, self.start // PAGE, self.channel_scale)
+        if self.sides is None:
+            return settings
+        dims = tuple(side.codec.head_dim for side in self.sides)
+        return (*settings, *dims, *(list(side.arrays()) for side in self.sides))
+
+    @state.setter
+    def state(self, state: Sequence[Any]) -> None:
+        """FormatError or RequestError for anything that `state` cannot have given; the cache is then as it was."""
+        settings, (offset, first_page, channel_scale), rest = _split_state(state)
+        fresh = BlockKVCache.__new__(BlockKVCache)
+        usage, reading = getattr(self, "usage", None), getattr(self, "reading", None)
+        fresh._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
+        fresh.offset = offset
+        if rest:
+            dim_k, dim_v, *arrays = rest
+            fresh.sides = fresh._make_side("k", dim_k), fresh._make_side("v", dim_v)
+            for side, saved in zip(fresh.sides, arrays, strict=True):
+                side.restore(first_page, offset, saved)
+            if fresh.sides[0].n_heads != fresh.sides[1].n_heads:
+                heads = [side.n_heads for side in fresh.sides]
+                raise FormatError(f"cache state: expected as many heads of K as of V, found {heads[0]} and {heads[1]}")
+        self.__dict__.update(fresh.__dict__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies (mlx-lm's server makes some) go by the state: a backend's handles cannot be copied."""
+        return type(self).from_state, (self.state,), {"usage": self.usage}
+
+
+_EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 7  # entries of a state: a full one has head sizes and arrays
+
+
+def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any]]:
+    """A state's settings; offset, first page and given channel scale; head sizes and arrays (none if it is empty)."""
+    if not isinstance(state, (list, tuple)) or len(state) not in (_EMPTY, _FULL):
+        found = f"{type(state).__name__} of {len(state)}" if hasattr(state, "__len__") else type(state).__name__
+        raise FormatError(f"cache state: expected a tuple of {_EMPTY} or {_FULL} entries, found {found}")
+    settings = LayerSettings.from_scalars(state[:N_SCALARS])
+    (offset, first_page, scale), rest = state[N_SCALARS:_EMPTY], state[_EMPTY:]
+    numbers = (offset, first_page, *rest[:2])
+    if not all(is_whole(n) and n >= 0 for n in numbers):
+        raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {numbers!r}")
+    if first_page * PAGE > offset or (offset and not rest):
+        raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
+    return settings, (offset, first_page, scale), rest
+
+
+def can_go_back(cache: Any, length: int) -> bool:
+    """Whether a layer's cache, of any kind, can be trimmed to `length` tokens."""
+    return cache.can_go_back(length) if isinstance(cache, BlockKVCache) else bool(cache.is_trimmable())
+
+
+def _open_scale(side: BlockSide | FloatSide) -> ChannelScale | None:
+    """A side's channel scale while queries are still to decide it."""
+    scale = side.scale if isinstance(side, BlockSide) else None
+    return scale if scale is not None and scale.is_open else None
+
+
+def make_prompt_cache(
+    model: Any,
+    type_k: str = "turbo4",
+    type_v: str = "turbo3",
+    *,
+    n_prefix: int | None = None,
+    balance: str | None = None,
+    channel_scales: Mapping[int, mx.array | NDArray[np.float32]] | None = None,
+    tail: bool = True,
+    strict: bool = False,
+    usage: hook.Usage | None = None,
+    reading: Reading | None = None,
+    keeps_pages: bool = False,
+) -> list[Any]:
+    """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
+
+    Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
+    (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
+    in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
+    turbo K, 'off' for others). channel_scales: `read_calibration(file).scales`, [n_kv_heads, head_dim] by layer; layers
+    without one take theirs from page 0. tail, keeps_pages: see `BlockKVCache`. strict: attention that cannot read
+    blocks is an error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head
+    size that a type cannot hold (naming the layer).
+    """
+    spec = CacheSpec(type_k, type_v, n_prefix, balance)
+    spec.check()
+    hook.install()
+    usage = usage or hook.Usage(strict=strict)
+    ropes = dict(enumerate(rope_layouts(model)))
+    if not isinstance(channel_scales, Mapping | None):
+        raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
+    scales = dict(channel_scales or {})
+    caches = mlx_prompt_cache(model)
+    for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
+        sliding = type(cache) is RotatingKVCache and cache.keep == 0
+        if type(cache) is KVCache or sliding:
+            caches[layer] = BlockKVCache(
+                types.type_k,
+                types.type_v,
+                layer=layer,
+                window=cache.max_size if sliding else None,
+                n_prefix=types.n_prefix,
+                balance=types.balance,
+                rope=ropes.get(layer, NOT_ROTATED),
+                channel_scale=scales.get(layer),
+                tail=tail,
+                usage=usage,
+                reading=reading,
+                keeps_pages=keeps_pages,
+            )
+    return caches

@@ -1,0 +1,1 @@
+"""Models for others and from others."""

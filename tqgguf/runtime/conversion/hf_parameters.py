@@ -1,0 +1,133 @@
+"""A checkpoint's configuration as metadata of a GGUF: the keys that llama.cpp's converter writes, and their values.
+
+Keys and their types come from gguf-py's writer. Knows configurations; neither tensors nor tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE
+from tqgguf.runtime.conversion.hf_architectures import Checkpoint
+
+_YARN = {
+    "extrapolation_factor": "add_rope_scaling_yarn_ext_factor",
+    "attention_factor": "add_rope_scaling_yarn_attn_factor",
+    "attn_factor": "add_rope_scaling_yarn_attn_factor",
+    "beta_fast": "add_rope_scaling_yarn_beta_fast",
+    "beta_slow": "add_rope_scaling_yarn_beta_slow",
+}
+_UNSCALED = (None, "default", "llama3")  # llama 3's scaling becomes a tensor
+
+
+def add_parameters(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str, Any], path: str) -> None:
+    """Add the hyper-parameters of a completed configuration.
+
+    FormatError: a value is missing or none that it can be; UnsupportedModelError: a feature that is not converted.
+    """
+    writer.add_block_count(number(config, "num_hidden_layers", path, MAX_LAYERS))
+    writer.add_context_length(number(config, "max_position_embeddings", path))
+    writer.add_embedding_length(number(config, "hidden_size", path))
+    writer.add_feed_forward_length(number(config, "intermediate_size", path))
+    writer.add_head_count(number(config, "num_attention_heads", path))
+    writer.add_head_count_kv(number(config, "num_key_value_heads", path))
+    _add_rope(writer, config, path)
+    writer.add_layer_norm_rms_eps(real(config, "rms_norm_eps", path))
+    if "head_dim" in config:
+        writer.add_key_length(number(config, "head_dim", path))
+        writer.add_value_length(number(config, "head_dim", path))
+    if row.is_llama:
+        writer.add_vocab_size(number(config, "vocab_size", path))
+        writer.add_rope_dimension_count(number(config, "head_dim", path))
+    if row.is_gemma:
+        if config.get("attn_logit_softcapping"):
+            raise UnsupportedModelError(f"{path}: attn_logit_softcapping: Gemma 3 has none in llama.cpp")
+        if config.get("final_logit_softcapping"):
+            writer.add_final_logit_softcapping(real(config, "final_logit_softcapping", path))
+        if config.get("sliding_window_pattern") != 1:
+            writer.add_sliding_window(number(config, "sliding_window", path))
+
+
+def rope_factors(config: Mapping[str, Any], path: str) -> NDArray[np.float32] | None:
+    """llama 3's factor for each pair of a head; None where positions are not stretched so."""
+    settings = _rope_settings(config)
+    if settings.get("rope_type") != "llama3":
+        return None
+    head_dim = number(config, "head_dim", path)
+    factor, low = real(settings, "factor", path, 8.0), real(settings, "low_freq_factor", path, 1.0)
+    high = real(settings, "high_freq_factor", path, 4.0)
+    context = number({"original_max_position_embeddings": 8192, **settings}, "original_max_position_embeddings", path)
+    if not 0 < low < high or not factor > 0:
+        raise FormatError(f"{path}: rope_scaling: expected 0 < low_freq_factor < high_freq_factor, found {low}, {high}")
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequencies = np.float32(1) / np.float32(real(settings, "rope_theta", path)) ** exponents
+    wavelengths = np.float32(2 * np.pi) / frequencies
+    smooth = (np.float32(context) / wavelengths - np.float32(low)) / np.float32(high - low)
+    between = np.float32(1) / ((np.float32(1) - smooth) / np.float32(factor) + smooth)
+    stretched = np.where(wavelengths > context / low, np.float32(factor), between)
+    return np.where(wavelengths < context / high, np.float32(1), stretched).astype(np.float32)
+
+
+def number(config: Mapping[str, Any], key: str, path: str, most: int = MAX_SIZE) -> int:
+    """A whole number of a configuration, from 1 on."""
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise FormatError(f"{path}: {key}: expected a number from 1 to {most}, found {value!r:.60}")
+    return value
+
+
+def real(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
+    """A finite number of a configuration."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        raise FormatError(f"{path}: {key}: expected a number, found {value!r:.60}")
+    return float(value)
+
+
+def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE's settings of the layers that see everything, whichever way the configuration has them."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    full = found.get("full_attention", found) if isinstance(found, dict) else {}
+    settings = dict(full) if isinstance(full, dict) else {}
+    settings.setdefault("rope_theta", config.get("rope_theta"))
+    settings.setdefault("rope_type", settings.get("type"))
+    return settings
+
+
+def _local_base(config: Mapping[str, Any]) -> Any:
+    """The base of layers with a window, None where there are none."""
+    found = config.get("rope_parameters")
+    local = found.get("sliding_attention") if isinstance(found, dict) else None
+    return local.get("rope_theta") if isinstance(local, dict) else config.get("rope_local_base_freq")
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], path: str) -> None:
+    settings = _rope_settings(config)
+    kind = settings.get("rope_type")
+    if kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(real(settings, "factor", path))
+    elif kind == "yarn":
+        original = settings.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(real(settings, "factor", path))
+        writer.add_rope_scaling_orig_ctx_len(
+            number({"original_max_position_embeddings": original}, "original_max_position_embeddings", path)
+        )
+        for key, method in _YARN.items():
+            if settings.get(key) is not None:
+                getattr(writer, method)(real(settings, key, path))
+    elif kind not in _UNSCALED:
+        raise UnsupportedModelError(f"{path}: rope_type {kind!r:.60}: expected linear, yarn, llama3 or default")
+    if settings.get("mrope_section"):
+        raise UnsupportedModelError(f"{path}: mrope_section: positions of several axes are not converted")
+    writer.add_rope_freq_base(real(settings, "rope_theta", path))
+    local = _local_base(config)
+    if local is not None:
+        writer.add_rope_freq_base_swa(real({"rope_theta": local}, "rope_theta", path))

@@ -1,0 +1,1 @@
+"""One sequence: prompts, answers, chats."""

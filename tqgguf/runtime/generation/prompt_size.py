@@ -1,0 +1,28 @@
+"""Whether a prompt fits into the context: of token ids, and of a text before it is cut into tokens."""
+
+from __future__ import annotations
+
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+
+
+def check_prompt(n_tokens: int, n_ctx: int) -> None:
+    """Refuse a prompt that is empty or longer than the context."""
+    if not n_tokens:
+        raise RequestError("the prompt is empty: expected at least one token")
+    if n_tokens > n_ctx:
+        raise RequestError(f"the prompt has {n_tokens} tokens: expected at most {n_ctx}, the size of the context (-c)")
+
+
+def check_text(text: str, tokenizer: TextTokenizer, n_ctx: int | None) -> None:
+    """Refuse a text that is longer than the context whatever its tokens are: cutting one of 20 MB takes gigabytes.
+
+    n_ctx: None for no limit.
+    """
+    if n_ctx is None or len(text) * 4 <= n_ctx:  # bytes of UTF-8
+        return
+    least = tokenizer.least_tokens(text)
+    if least > n_ctx:
+        raise RequestError(
+            f"the prompt has at least {least} tokens: expected at most {n_ctx}, the size of the context (-c)"
+        )

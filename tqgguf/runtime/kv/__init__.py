@@ -1,0 +1,1 @@
+"""K or V of one layer."""

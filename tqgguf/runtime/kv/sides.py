@@ -1,0 +1,410 @@
+"""How one side (K or V) of one layer is stored, and what a step of attention may read of it.
+
+`BlockSide` keeps whole pages as planes of codes and scales, the unfilled page as an f16 tail, and the first tokens (the
+exact prefix) in f16. `FloatSide` keeps every row in its own float type. Both answer with a `SideView`, whose readings
+are by absolute token position. Knows nothing of queries, masks or mlx-lm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.errors import FormatError
+from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
+from tqgguf.runtime.kv import block_ops
+from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
+from tqgguf.runtime.kv.planes import Plane
+from tqgguf.runtime.kv.side_view import PAGE, SideView
+
+ROW_STEP = 32  # rows that float planes grow by at least
+
+FLOAT_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+
+
+class PageEncoder(Protocol):
+    """The part of a backend's reading that makes blocks of a page's rows [n_kv_heads, PAGE, head_dim]."""
+
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """f16 or f32 rows to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
+
+    def encode_pages(
+        self,
+        codec: Codec,
+        rows: mx.array,
+        *,
+        n_skipped: int,
+        centred: bool,
+        scale: mx.array | None,
+        tiled: bool = False,
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
+        """Whole pages of rows to codes and scales [pages, n_kv_heads, PAGE, ...], and their means if `centred`."""
+
+    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
+        """f16 [n_kv_heads, head_dim]: the mean of f16 rows from n_skipped on."""
+
+    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
+        """f16 rows [n_kv_heads, tokens, head_dim] and new ones [1, ...] of any float type after them: f16."""
+
+    def host_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
+        """New rows [1, n_kv_heads, tokens, head_dim] in a float type, by numpy; None where that does not serve."""
+
+
+class Waiting:
+    """Whole pages that are not encoded before the queries of page 0 are known, or nobody can bring them any more."""
+
+    def __init__(self, side: BlockSide, rows: mx.array) -> None:
+        self._side, self._rows = side, rows
+        self._view: SideView | None = None
+
+    def view(self) -> SideView:
+        """What the step that brought the rows reads, its pages encoded."""
+        if self._view is None:
+            self._view = self._side.encode_waiting(self._rows)
+        return self._view
+
+
+class Joiner(Protocol):
+    """The part of a reading that appends rows to K's and V's tails."""
+
+    def join_sides(
+        self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
+    ) -> tuple[mx.array, mx.array]:
+        """f16 rows and new ones after them."""
+
+
+class Growth:
+    """New rows [1, n_kv_heads, rows, head_dim] of K and V that only make tails longer.
+
+    The attention that reads them joins them; whoever else needs tails before that, or none attends, calls `join`.
+    """
+
+    def __init__(self, sides: tuple[BlockSide, BlockSide], new: tuple[mx.array, mx.array], joiner: Joiner) -> None:
+        self.sides, self.new, self.joiner = sides, new, joiner
+        self.rows: tuple[mx.array, mx.array] | None = None
+
+    def join(self) -> tuple[mx.array, mx.array]:
+        """Both tails with the new rows."""
+        if self.rows is None:
+            self.take(self.joiner.join_sides((self.sides[0].tail, self.sides[1].tail), self.new))
+        assert self.rows is not None
+        return self.rows
+
+    def take(self, rows: tuple[mx.array, mx.array]) -> None:
+        """The tails as somebody has joined them."""
+        self.rows = self.sides[0].tail, self.sides[1].tail = rows
+
+
+@dataclass
+class BlockSide:
+    """Whole pages as blocks, the last unfilled page and the exact prefix in f16.
+
+    With `means`, each page's mean is subtracted from it, and with `scale` what is left is multiplied, before encoding.
+    While the scale is open, full pages wait in f16 (`waiting`) for the queries of the step that filled page 0.
+    """
+
+    codec: Codec
+    n_prefix: int
+    encoder: PageEncoder
+    first_page: int = 0
+    codes: Plane = field(default_factory=Plane)
+    scales: Plane = field(default_factory=Plane)
+    prefix: mx.array | None = None
+    tail: mx.array | None = None
+    means: Plane | None = None
+    scale: ChannelScale | None = None
+    waiting: Waiting | None = None
+    tiled: bool = False
+    """Whether codes are held in the order of `kernels.tiles`."""
+    _last_view: SideView | None = None
+
+    @property
+    def end_page(self) -> int:
+        """The page that the tail belongs to."""
+        return self.first_page + self.codes.length
+
+    def append(self, new: mx.array, joined: mx.array | None = None) -> SideView:
+        """Add rows [1, n_kv_heads, tokens, head_dim]; pages that become full are encoded, or wait. None may be waiting.
+
+        joined: tail and new rows as `PageEncoder.join` has them, if that was done. Returns what this step reads.
+        """
+        start = self.end_page * PAGE
+        rows = self.encoder.join(self.tail, new) if joined is None else joined
+        if start == 0 and (0 if self.prefix is None else self.prefix.shape[1]) < self.n_prefix:
+            self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
+        if self.scale is not None and self.scale.is_open and rows.shape[1] >= PAGE:
+            for page in _whole_pages(rows):
+                self.encoder.encode(self.codec, page)  # refuses values that are not finite now, before anything changes
+            self.tail, self.waiting = rows, Waiting(self, rows)
+            return self._view(rows, start)
+        self._encode_pages(rows)
+        return self._view(rows, start)
+
+    def can_grow(self, n_rows: int) -> bool:
+        """Whether that many new rows only make the tail longer: no page fills, the exact prefix is complete."""
+        if self.tail is None or self.waiting is not None:
+            return False
+        n_held = self.tail.shape[1]
+        return n_held + n_rows < PAGE and (n_held >= self.n_prefix or self.end_page > 0)
+
+    def grown(self, rows: mx.array) -> SideView:
+        """What a step reads that `can_grow` holds for, by its tail with the new rows (or without them yet)."""
+        last, codes = self._last_view, self.codes.read()
+        scale = None if self.scale is None else self.scale.value
+        same = last is not None and last.codes is codes and last.prefix is self.prefix and last.channel_scale is scale
+        if last is None or not same or last.rows_start != self.end_page * PAGE:
+            last = self._last_view = self._view(rows, self.end_page * PAGE)
+        return last.with_rows(rows)
+
+    def encode_waiting(self, rows: mx.array) -> SideView:
+        """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""
+        assert self.scale is not None
+        page = rows[:, :PAGE]
+        self.scale.fix(page, self.encoder.page_mean(page, self.n_prefix), self.n_prefix)
+        self.waiting = None
+        self._encode_pages(rows)
+        return self._view(rows, 0)
+
+    def _encode_pages(self, rows: mx.array) -> None:
+        end = rows.shape[1] // PAGE * PAGE
+        if end:
+            codes, scales, means = self.encoder.encode_pages(
+                self.codec,
+                rows[:, :end],
+                n_skipped=self.n_prefix if self.end_page == 0 else 0,
+                centred=self.means is not None,
+                scale=None if self.scale is None else self.scale.value,
+                **({"tiled": True} if self.tiled else {}),
+            )
+            self._last_view = None  # who holds a slice of a plane makes its next append a copy
+            self.codes.append(codes)
+            self.scales.append(scales)
+            if self.means is not None and means is not None:
+                self.means.append(means)
+        rest = rows.shape[1] - end
+        if rest and end:
+            rows = rows[:, end:]
+        self.tail = rows if rest else None
+
+    def _view(self, rows: mx.array, start: int) -> SideView:
+        return SideView(
+            codec=self.codec,
+            rows=rows,
+            rows_start=start,
+            codes=self.codes.read(),
+            scales=self.scales.read(),
+            pages_start=self.first_page,
+            prefix=self.prefix,
+            page_means=None if self.means is None else self.means.read(),
+            channel_scale=None if self.scale is None else self.scale.value,
+            tiled=self.tiled,
+        )
+
+    @property
+    def planes(self) -> list[Plane]:
+        """The planes whose first axis counts pages."""
+        return [plane for plane in (self.codes, self.scales, self.means) if plane is not None]
+
+    def release(self, first_page: int) -> None:
+        """Free the pages before `first_page`, and with page 0 the exact prefix."""
+        count = min(first_page - self.first_page, self.codes.length)
+        if count > 0:
+            for plane in self.planes:
+                plane.drop_front(count)
+            self.first_page += count
+            self.prefix = None
+
+    def truncate(self, length: int) -> None:
+        """Keep the tokens before `length`. A cut inside an encoded page turns its decoded values into the tail."""
+        page, rest = divmod(length, PAGE)
+        if page >= self.end_page:
+            self.tail = self.tail[:, :rest] if self.tail is not None and rest else None
+        else:
+            slot = page - self.first_page
+            tail = None
+            if rest:
+                tail = self._view(mx.zeros((0,)), 0).decoded(page, page + 1).astype(mx.float16)[:, :rest]
+                if page == 0 and self.prefix is not None:
+                    tail = mx.concatenate([self.prefix, tail[:, self.prefix.shape[1] :]], axis=1)[:, :rest]
+            for plane in self.planes:
+                plane.truncate(slot)
+            self.tail = tail
+        if self.first_page == 0 and length < self.n_prefix:
+            self.prefix = self.prefix[:, :length] if self.prefix is not None and length else None
+        if self.scale is not None:
+            self.scale.forget(length)
+
+    @property
+    def nbytes(self) -> int:
+        scale = None if self.scale is None else self.scale.value
+        return sum(x.nbytes for x in (*self.planes, self.prefix, self.tail, scale) if x is not None)
+
+    def arrays(self) -> tuple[mx.array | None, ...]:
+        """What `restore` needs, without spare capacity; of a balanced side its means, and what its scale has, too."""
+        means = () if self.means is None else (self.means.read(),)
+        scale = () if self.scale is None else (self.scale.value, self.scale.query_squares)
+        return (self.row_codes(), self.scales.read(), self.prefix, self.tail, *means, *scale)
+
+    def row_codes(self) -> mx.array | None:
+        """Codes of the whole pages, row by row."""
+        codes = self.codes.read()
+        return to_rows(self.codec, codes) if self.tiled and codes is not None else codes
+
+    def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
+        """Take over what `arrays` gave of `offset` tokens. FormatError for anything else, before anything changes."""
+        codec = self.codec
+        n_expected = 4 + (self.means is not None) + 2 * (self.scale is not None)
+        codes, scales, prefix, tail, *balance = _as_saved(saved, n_expected)
+        n_heads = next((a.shape[axis] for a, axis in ((codes, 1), (tail, 0), (prefix, 0)) if a is not None), 0)
+        pages = offset // PAGE - first_page
+        n_prefix = min(self.n_prefix, offset) if first_page == 0 else 0
+        _expect("codes", codes, (pages, n_heads, PAGE, codec.n_blocks * codec.code_bytes), mx.uint8)
+        _expect("scales", scales, (pages, n_heads, PAGE, codec.n_blocks * codec.n_scales), mx.float16)
+        _expect("the exact prefix", prefix, (n_heads, n_prefix, codec.head_dim), mx.float16)
+        _expect("the tail", tail, (n_heads, offset % PAGE, codec.head_dim), mx.float16)
+        if self.means is not None:
+            _expect("page means", balance[0], (pages, n_heads, codec.head_dim), mx.float16)
+        if self.scale is not None:
+            value, squares = balance[1:]
+            if value is not None or pages:
+                _expect("the channel scale", value, (n_heads, codec.head_dim), mx.float32)
+                checked_scale(value, "cache state")
+            if squares is not None:
+                n_counted = squares.shape[1] if squares.ndim == 3 and value is None else 0
+                _expect("squares of queries", squares, (n_heads, min(n_counted, offset), codec.head_dim), mx.float32)
+                if not mx.all(squares >= 0):
+                    raise FormatError("cache state: squares of queries: expected numbers >= 0, found others")
+            self.scale = replace(self.scale, value=value, query_squares=squares)
+        if self.means is not None:
+            self.means = Plane(balance[0], pages)
+        self.first_page = first_page
+        held = to_tiles(codec, codes) if self.tiled and codes is not None else codes
+        self.codes, self.scales = Plane(held, pages), Plane(scales, pages)
+        self.prefix, self.tail = prefix, tail
+
+    def copy(self) -> BlockSide:
+        """The same contents; what is appended to the copy does not show in the original. Nothing may be waiting."""
+        means = None if self.means is None else self.means.copy()
+        scale = None if self.scale is None else self.scale.copy()
+        return BlockSide(  # not `replace`, which takes a decode step ten times as long
+            self.codec,
+            self.n_prefix,
+            self.encoder,
+            self.first_page,
+            self.codes.copy(),
+            self.scales.copy(),
+            self.prefix,
+            self.tail,
+            means,
+            scale,
+            self.waiting,
+            self.tiled,
+            self._last_view,
+        )
+
+    @property
+    def n_heads(self) -> int | None:
+        """KV heads, None while there are no rows."""
+        rows = self.tail if self.tail is not None else self.prefix
+        if rows is not None:
+            return rows.shape[0]
+        return None if self.codes.array is None else self.codes.array.shape[1]
+
+
+@dataclass
+class FloatSide:
+    """Every row in its own float type; not paged, but freed in whole pages like blocks."""
+
+    codec: Codec
+    encoder: PageEncoder
+    first_page: int = 0
+    plane: Plane = field(default_factory=lambda: Plane(step=ROW_STEP))
+
+    def append(self, new: mx.array) -> SideView:
+        """Add rows [1, n_kv_heads, tokens, head_dim]. Returns what this step reads."""
+        written = self.encoder.host_rows(self.codec.cache_type, new)
+        if written is not None:
+            self.plane.append_host(written[0].swapaxes(0, 1))
+        else:
+            dtype = FLOAT_DTYPES[self.codec.cache_type]
+            new = (block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype))[0]
+            self.plane.append(new.swapaxes(0, 1))
+        rows, host = self.plane.read(), self.plane.host
+        assert rows is not None
+        host = None if host is None else host.swapaxes(0, 1)
+        return SideView(self.codec, rows.swapaxes(0, 1), self.first_page * PAGE, host=host)
+
+    def release(self, first_page: int) -> None:
+        """Free the rows of the pages before `first_page`."""
+        if first_page > self.first_page:
+            self.plane.drop_front((first_page - self.first_page) * PAGE)
+            self.first_page = first_page
+
+    def truncate(self, length: int) -> None:
+        """Keep the tokens before `length`."""
+        self.plane.truncate(length - self.first_page * PAGE)
+
+    @property
+    def nbytes(self) -> int:
+        return self.plane.nbytes
+
+    def arrays(self) -> tuple[mx.array | None, ...]:
+        return (self.plane.read(),)
+
+    def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
+        """As `BlockSide.restore`."""
+        (rows,) = _as_saved(saved, 1)
+        n_heads = 0 if rows is None else rows.shape[1]
+        n_rows = offset - first_page * PAGE
+        _expect("rows", rows, (n_rows, n_heads, self.codec.head_dim), FLOAT_DTYPES[self.codec.cache_type])
+        self.first_page = first_page
+        self.plane = Plane(rows, n_rows, ROW_STEP)
+
+    def copy(self) -> FloatSide:
+        """As `BlockSide.copy`."""
+        return FloatSide(self.codec, self.encoder, self.first_page, self.plane.copy())
+
+    @property
+    def n_heads(self) -> int | None:
+        """KV heads, None while there are no rows."""
+        return None if self.plane.array is None else self.plane.array.shape[1]
+
+
+def _whole_pages(rows: mx.array) -> list[mx.array]:
+    """Rows [n_kv_heads, tokens, head_dim] that begin with a page, as the pages that they fill."""
+    return [rows[:, end - PAGE : end] for end in range(PAGE, rows.shape[1] + 1, PAGE)]
+
+
+def _as_saved(saved: Any, count: int) -> Sequence[Any]:
+    """`saved` as that many arrays of at least two axes, any of them None."""
+    arrays = saved if isinstance(saved, (list, tuple)) else [saved]
+    if len(arrays) != count or any(a is not None and (not isinstance(a, mx.array) or a.ndim < 2) for a in arrays):
+        found = ", ".join(str(a.shape) if isinstance(a, mx.array) else type(a).__name__ for a in arrays)
+        raise FormatError(f"cache state: expected {count} arrays for each of K and V, found {found or 'none'}")
+    return arrays
+
+
+def _expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    """FormatError unless it is of that shape and type, without NaN and infinities; None stands for no values."""
+    if array is None and 0 in shape:
+        return
+    if array is None or array.shape != shape or array.dtype != dtype:
+        found = "none" if array is None else f"{array.dtype} {array.shape}"
+        raise FormatError(f"cache state: {name}: expected {dtype} {shape}, found {found}")
+    if mx.issubdtype(dtype, mx.floating) and array.size and not _is_finite(array):
+        raise FormatError(f"cache state: {name}: expected finite numbers, found others")
+
+
+def _is_finite(array: mx.array) -> bool:
+    """Whether no value has the exponent of infinities and NaN; by its bits, which numpy compares many at a time."""
+    bits: Any
+    bits, exponent = (np.uint32, 0x7F800000) if array.dtype == mx.float32 else (np.uint16, 0x7C00)
+    if array.dtype == mx.bfloat16:
+        array, exponent = array.view(mx.uint16), 0x7F80
+    return bool((np.asarray(array).view(bits) & bits(exponent)).max() < exponent)

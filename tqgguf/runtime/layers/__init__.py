@@ -1,0 +1,1 @@
+"""Weights, and the modules that multiply by them."""

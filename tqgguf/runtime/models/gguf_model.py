@@ -1,0 +1,139 @@
+"""From a GGUF's tensors to an mlx-lm model: what the file must hold, and how its weights get into the model's places.
+
+On a CPU matrices stay in the file, where the C library multiplies their rows; everything else becomes float32. On a GPU
+weights keep their form: matrices stay packed where mlx has an exact form
+and are float16 else, between float32 activations; a model whose matrices are all F16, or all BF16, runs in that type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.gguf.reader import GGUFFile
+from tqgguf.formats.models.config import ModelConfig
+from tqgguf.runtime.layers import weights
+from tqgguf.runtime.layers.matrices import InputEmbedding, put_half, put_packed
+from tqgguf.runtime.layers.packed_rows import PackedRows, put_rows, rows_of
+from tqgguf.runtime.layers.rope import FactoredRoPE
+from tqgguf.runtime.layers.row_layers import put_row_layers
+from tqgguf.runtime.models.architectures import Architecture, build_model, find_architecture, parameter_names
+from tqgguf.runtime.models.loaded_model import Form, Progress
+from tqgguf.runtime.native.library import Library
+
+ROPE_FACTORS = "rope_freqs.weight"  # llama 3's frequency factors, one per pair
+WHOLE_TYPES = {"F16": mx.float16, "BF16": mx.bfloat16}  # matrices of one of these alone: the model runs in it
+
+
+def check_tensors(file: GGUFFile, config: ModelConfig) -> dict[str, str]:
+    """Compare the file's tensors with the model's places, by the header alone; returns tensor name -> parameter path.
+
+    FormatError: a tensor is missing or has the wrong shape. UnsupportedModelError: a tensor that no place is for, or a
+    type that cannot be decoded.
+    """
+    row = find_architecture(config.architecture)
+    shapes = {path: value.shape for path, value in tree_flatten(build_model(config).parameters())}
+    names = parameter_names(config, shapes)
+    expected = {tensor: shapes[path] for tensor, path in names.items()}
+    if row.rope_factors and ROPE_FACTORS in file.tensors:
+        expected[ROPE_FACTORS] = (config.rope_dim // 2,)
+    missing = [name for name in expected if name not in file.tensors]
+    if missing:
+        raise FormatError(f"{file.path}: tensor {missing[0]} is missing ({len(missing)} of {len(expected)} are)")
+    unused = [name for name in file.tensors if name not in expected]
+    if unused:
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {shown(unused[0])} has no place in mlx-lm's {config.architecture} "
+            f"({len(unused)} such tensors): the model has a feature that is not supported yet"
+        )
+    for name, shape in expected.items():
+        info = file.tensors[name]
+        if info.shape != shape:
+            raise FormatError(f"{file.path}: tensor {name}: expected shape {shape}, found {info.shape}")
+        if not weights.can_decode(info.ggml_type):
+            raise weights.unsupported(file, info)
+    return names
+
+
+def read_model(
+    file: GGUFFile,
+    config: ModelConfig,
+    names: dict[str, str],
+    form: Form,
+    progress: Progress | None,
+    library: Library | None = None,
+) -> Any:
+    """The model with its weights; `names` as `check_tensors` returns it. FormatError: values that are not finite.
+
+    library: who multiplies rows that stay in the file; None leaves none there.
+    """
+    row = find_architecture(config.architecture)
+    model = build_model(config)
+    is_packed = form == "packed"
+    dtype = activations(file, names) if is_packed else mx.float32
+    loaded: list[tuple[str, mx.array]] = []
+    packed: dict[str, weights.Packed] = {}
+    half: set[str] = set()
+    in_file: dict[str, PackedRows] = {}
+    total, done = sum(file.tensors[name].n_bytes or 0 for name in names), 0
+    for name, parameter in names.items():
+        path, info = parameter.removesuffix(".weight"), file.tensors[name]
+        found = weights.packed(file, name) if is_packed else None
+        rows = None if library is None else rows_of(file, name, path, config.tied_embeddings, library)
+        if rows is not None:
+            in_file[path] = rows
+        elif found is not None:
+            packed[path] = found
+            fields = {"weight": found.weight, "scales": found.scales, "biases": found.biases}
+            loaded += [(f"{path}.{field}", value) for field, value in fields.items() if value is not None]
+        else:
+            if is_packed and len(info.shape) == 2 and info.type_name != "F32":
+                array = weights.half(file, name, mx.float16 if dtype == mx.float32 else dtype)
+                if dtype == mx.float32:
+                    half.add(path)
+            else:
+                values = weights.dense(file, name)
+                if row.norm_offset and "norm" in name:
+                    values = values - np.float32(row.norm_offset)
+                array = mx.array(values).astype(dtype)
+                del values
+            mx.eval(array)  # now, so that what it was made from goes before the next tensor comes
+            loaded.append((parameter, array))
+        done += info.n_bytes or 0
+        if progress is not None:
+            progress(done, total)
+    put_packed(model, packed)
+    put_rows(model, in_file)
+    model.load_weights(loaded, strict=True)
+    put_half(model, half)
+    _set_input_embedding(model, row.input_scale(config), dtype, packed)
+    if ROPE_FACTORS in file.tensors:
+        _set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
+    mx.eval(model.parameters())
+    if library is not None:
+        put_row_layers(model, library, row.activation, row.norm_offset)
+    return model.eval()
+
+
+def activations(file: GGUFFile, names: dict[str, str]) -> mx.Dtype:
+    """The type that a model of compact weights computes in: float32 unless all matrices are of one half type."""
+    types = {file.tensors[name].type_name for name in names if len(file.tensors[name].shape) == 2}
+    return WHOLE_TYPES.get(types.pop(), mx.float32) if len(types) == 1 else mx.float32
+
+
+def _set_input_embedding(model: Any, scale: float, dtype: mx.Dtype, packed: dict[str, weights.Packed]) -> None:
+    place = model.model
+    form = packed.get("model.embed_tokens")
+    if scale != 1.0 or (form is not None and form.mode != "affine"):  # mlx unpacks the others to bfloat16
+        place.embed_tokens = InputEmbedding(place.embed_tokens, scale, dtype)
+
+
+def _set_rope_factors(model: Any, config: ModelConfig, row: Architecture, factors: np.ndarray) -> None:
+    rope = FactoredRoPE(config, row.rope_layout == "pairs", factors)
+    for layer in model.layers:
+        layer.self_attn.rope = rope

@@ -1,0 +1,69 @@
+"""What loading ends in, whatever the model came from: an mlx-lm model, its tokenizer and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import mlx.core as mx
+
+from tqgguf.formats.blocks.kv_size import LayerShape
+from tqgguf.formats.models.fingerprint import Fingerprint
+from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all) while weights load."""
+
+Form = Literal["dense", "packed"]
+"""dense: weights become float32. packed: they stay as compact and exact as mlx can hold them."""
+
+
+def default_form() -> Form:
+    """Packed on a GPU; dense on a CPU, where mlx is slow with everything but float32."""
+    return "dense" if mx.default_device() == mx.cpu else "packed"
+
+
+class ServedConfig(Protocol):
+    """What a session and a command line ask of a model's sizes."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def rope_overridden(self) -> bool: ...
+    def layer_shapes(self) -> list[LayerShape]:
+        """The sizes of every attention layer's KV cache."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """`model` maps token ids [1, n] and a cache to logits [1, n, vocabulary]. fingerprint: what it is known by."""
+
+    model: Any
+    tokenizer: TextTokenizer
+    config: ServedConfig
+    fingerprint: Fingerprint | None = None
+
+    def fill(self, tokens: mx.array, cache: list[Any]) -> None:
+        """Have the cache hold tokens [1, n] too, once it is evaluated; their logits are not wanted."""
+        self.outputs(tokens, cache)
+
+    def last_logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Logits [vocabulary] after the last of tokens [1, n]."""
+        return self.logits(self.outputs(tokens, cache)[:, -1:])[0, -1]
+
+    def outputs(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """What `logits` makes logits of, [1, n, ...], for tokens [1, n]: here the logits themselves."""
+        return self.model(tokens, cache=cache)
+
+    def logits(self, outputs: mx.array) -> mx.array:
+        """Logits [1, rows, vocabulary] of any rows of `outputs`."""
+        return outputs
