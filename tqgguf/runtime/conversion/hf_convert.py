@@ -23,20 +23,20 @@ from tqgguf.formats.conversion.row_encoding import Encode, bytes_of, encoded_run
 from tqgguf.formats.conversion.weight_rules import FILE_TYPES, Choice, ModelFacts, choose
 from tqgguf.formats.cursor import Buffer
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.reader import TensorInfo
 from tqgguf.formats.gguf.types import MetadataType, ValueType, ggml_type_name
 from tqgguf.formats.gguf.write import Piece, entry
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.mapped_file import forget_pages
-from tqgguf.formats.safetensors import SafeTensor, open_safetensors
+from tqgguf.formats.safetensors import SafeTensor
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint, completed, find_checkpoint
+from tqgguf.runtime.conversion.hf_files import stored_tensors
 from tqgguf.runtime.conversion.hf_parameters import add_parameters, number, rope_factors
 from tqgguf.runtime.conversion.hf_vocabulary import add_vocabulary
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _F32 = 0
-_UNUSED_ENDINGS = (".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq")
-_OTHER_SENSES = ("vision_", "vision.", "visual.", "audio_", "audio.", "projector.")
 _GUESSED = {"BF16": "bf16"}  # of the first matrix -> type of the weights where none is named; else f16
 
 
@@ -52,7 +52,7 @@ def plan_checkpoint(folder: str, target: str, wanted: str | None = None, max_byt
     config = read_json(path / "config.json")
     row = find_checkpoint(config, config_path)
     config = _completed(row, config, config_path)
-    stored = _stored_tensors(path)
+    stored = stored_tensors(path)
     if wanted is None:
         first = next((tensor.dtype for tensor in stored.values() if len(tensor.shape) > 1), "F32")
         wanted = _GUESSED.get(first, "f16")
@@ -87,30 +87,6 @@ def _completed(row: Checkpoint, config: Mapping[str, Any], path: str) -> dict[st
         raise FormatError(f"{path}: sizes are missing or none that can be: {type(error).__name__}: {error}") from error
 
 
-def _stored_tensors(folder: Path) -> dict[str, SafeTensor]:
-    """The checkpoint's tensors that a GGUF of its language model holds, by their names in it."""
-    files = sorted(folder.glob("model*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        places = read_json(index).get("weight_map")
-        named = {str(place) for place in places.values()} if isinstance(places, dict) else set()
-        missing = sorted(named - {file.name for file in files})
-        if missing:
-            raise FormatError(f"{folder}: {missing[0]} is missing ({len(missing)} of {len(named)} files are)")
-    if not files:
-        raise FormatError(f"{folder}: expected weights in model*.safetensors, found none")
-    tensors: dict[str, SafeTensor] = {}
-    for file in files:
-        for name, tensor in open_safetensors(file).items():
-            if name.endswith(_UNUSED_ENDINGS) or any(part in name for part in _OTHER_SENSES):
-                continue
-            if tensor.dtype not in _DTYPES:
-                expected = ", ".join(_DTYPES)
-                raise UnsupportedModelError(f"{file}: tensor {name}: expected {expected}, found {tensor.dtype}")
-            tensors[name.replace("language_model.", "")] = tensor
-    return tensors
-
-
 def _planned_tensors(
     folder: Path,
     row: Checkpoint,
@@ -134,6 +110,7 @@ def _planned_tensors(
     facts = ModelFacts(
         gguf.MODEL_ARCH_NAMES[row.architecture], n_layers, 0, n_heads // n_kv_heads, "output.weight" not in found_names
     )
+    _check_once(folder, names)
     _check_complete(folder, found_names, n_layers)
     planned = []
     factors = rope_factors(config, path) if row.is_llama else None
@@ -229,6 +206,15 @@ def _pairs(n_rows: int, n_heads: int, name: str, folder: Path) -> NDArray[np.int
     if n_rows % (2 * n_heads):
         raise FormatError(f"{folder}: tensor {name}: expected {n_heads} heads of an even size, found {n_rows} rows")
     return np.arange(n_rows).reshape(n_heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def _check_once(folder: Path, names: Mapping[str, str | None]) -> None:
+    """FormatError where two tensors of the checkpoint have the same place. names: places by the checkpoint's names."""
+    holders: dict[str | None, str] = {}
+    for name, place in names.items():
+        other = holders.setdefault(place, name)
+        if other != name:
+            raise FormatError(f"{folder}: expected one tensor for {place}, found {shown(other)} and {shown(name)}")
 
 
 def _check_complete(folder: Path, names: set[str], n_layers: int) -> None:

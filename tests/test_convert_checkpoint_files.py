@@ -1,0 +1,98 @@
+"""`tqgguf convert` of Hugging Face checkpoints: which files are read, and what their tensors and settings must be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_checkpoints import CASES, checkpoint_tensors, write_checkpoint, write_safetensors
+from tiny_folders import write_json
+
+from tqgguf.cli.main import main
+
+CASE = CASES["llama"]
+INDEX = "a/model.safetensors.index.json"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_index(*, place: str = "model-1.safetensors", **more: Any) -> None:
+    write_json(Path(INDEX), {"weight_map": {**dict.fromkeys(checkpoint_tensors(CASE), place), **more}})
+
+
+def put(name: str, *shape: int, path: str = "a/model.safetensors") -> None:
+    """The checkpoint's tensors, one of them (a new one perhaps) zeros of that shape."""
+    write_safetensors(Path(path), {**checkpoint_tensors(CASE), name: np.zeros(shape, np.float32)}, CASE.dtype)
+
+
+def test_the_index_says_which_files_are_read() -> None:
+    write_checkpoint(Path("a"), CASE)
+    assert main(["convert", "a", "expected.gguf"]) == 0
+    os.rename("a/model.safetensors", "a/model-1.safetensors")
+    write_index()
+    stale = {name: 0 * values for name, values in checkpoint_tensors(CASE).items()}
+    write_safetensors(Path("a/model.safetensors"), stale, CASE.dtype)
+    assert main(["convert", "a", "b.gguf"]) == 0
+    assert Path("b.gguf").read_bytes() == Path("expected.gguf").read_bytes()
+
+
+def test_without_an_index_the_whole_file_is_read_and_no_part() -> None:
+    write_checkpoint(Path("a"), CASE)
+    assert main(["convert", "a", "expected.gguf"]) == 0
+    Path("a/model-00001-of-00002.safetensors").write_bytes(b"of another time")
+    assert main(["convert", "a", "b.gguf"]) == 0
+    assert Path("b.gguf").read_bytes() == Path("expected.gguf").read_bytes()
+
+
+def two_parts() -> None:
+    os.rename("a/model.safetensors", "a/model-1.safetensors")
+    put("model.norm.weight", 128, path="a/model-2.safetensors")
+
+
+def map_to(weight_map: Any) -> None:
+    write_json(Path(INDEX), {"weight_map": weight_map})
+
+
+def refused(damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(Path("a"), CASE)
+    damage()
+    assert main(["convert", "a", "b.gguf"]) == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert "b.gguf" not in os.listdir(".")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda: map_to(5), "weight_map: expected an object of tensors' names and their files' names, found 5"),
+        (lambda: map_to({"model.norm.weight": 5}), "weight_map: expected an object of tensors' names"),
+        (lambda: write_index(place="../out.safetensors"), "expected names of files in the folder, found '../out"),
+        (lambda: write_index(place="/out.safetensors"), "expected names of files in the folder, found '/out"),
+        (lambda: write_index(), "'model-1.safetensors' is missing (1 of 1 files are)"),
+        (
+            lambda: write_index(place="model.safetensors", other="model.safetensors"),
+            "a/model.safetensors: expected tensor 'other', as model.safetensors.index.json says, found none",
+        ),
+        (two_parts, "expected each tensor once, found 'model.embed_tokens.weight' in model-1.safetensors and"),
+        (
+            lambda: put("language_model.model.norm.weight", 128),
+            "expected each tensor once, found 'model.norm.weight' in model.safetensors and 'language_model.model.norm",
+        ),
+        (
+            lambda: put("transformer.norm_f.weight", 128),
+            "expected one tensor for output_norm.weight, found 'model.norm",
+        ),
+    ],
+)
+def test_a_file_or_tensor_that_is_not_where_it_should_be_is_refused(
+    damage: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(damage, message, capsys)
