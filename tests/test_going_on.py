@@ -34,12 +34,13 @@ class Stdin(io.TextIOWrapper):
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     model = write_tiny(tmp_path / "m.gguf", TinyModel())
 
-    def call(*flags: str, stdin: str = "", status: int = 0) -> str:
+    def call(*flags: str, stdin: str = "", status: int = 0, err: str = "") -> str:
         monkeypatch.setattr(sys, "stdin", Stdin(stdin))
         argv = ["run", "-m", str(model), "--temp", "0", "--prompt-cache", str(tmp_path / "f.gguf"), *flags]
         assert main(argv) == status
-        out, err = capsys.readouterr()
-        return out if not status else err
+        out, told = capsys.readouterr()
+        assert err in told
+        return out if not status else told
 
     return call
 
@@ -106,7 +107,18 @@ def test_going_on_makes_the_text_of_the_whole_conversation(smollm2: Any, source:
     assert tokenizer.decode(going_on.add("And an otter?")) == tokenizer.decode(whole.add("And an otter?"))
 
 
+def test_a_template_that_hides_earlier_answers_is_refused_before_the_chat(run: Any) -> None:
+    run("-p", "first", "-n", "4", "-no-cnv")
+    err = run("-cnv", "--chat-template", "{{ messages[-1].content }}", stdin="second\n", status=2)
+    assert err.startswith("tqgguf: error: the chat template does not show earlier answers")
+
+
+def test_a_system_prompt_that_comes_too_late_is_told(run: Any) -> None:
+    run("-p", "first", "-n", "4", "-no-cnv")
+    run("-n", "4", "-sys", "Be brief.", stdin="", err="the system prompt has no effect: the text has begun")
+
+
 def test_a_template_that_hides_earlier_answers_is_refused(smollm2: Any) -> None:
     template = ChatTemplate("{{ messages[-1].content }}", "", "")
-    with pytest.raises(RequestError, match="no chat can go on from it"):
+    with pytest.raises(RequestError, match="no chat can go on"):
         Conversation(template, smollm2.tokenizer, held=[1, 2, 3]).add("x")

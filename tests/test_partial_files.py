@@ -39,6 +39,8 @@ def test_a_cut_model_is_planned(cut: Path, capsys: pytest.CaptureFixture[str]) -
     for path in (cut, cut.with_name("whole.gguf")):
         assert main(["plan", "-m", str(path), "--memory", "1G", "--json"]) == 0
         plans.append({**json.loads(capsys.readouterr().out), "model": None})
+    assert plans[0].pop("notes")[0].startswith("truncated in the tensor data: tensor ")
+    assert plans[1].pop("notes") == []
     assert plans[0] == plans[1]
 
 

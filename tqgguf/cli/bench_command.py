@@ -53,7 +53,10 @@ def bench(request: BenchRequest) -> int:
         write_texts(folder, texts)
         say(f"report: {folder / PAGE_FILE}")
     if interrupted:
-        say("interrupted: these are the figures that were measured by then")
+        what = (
+            "these are the figures that were measured by then" if record.has_figures else "nothing was measured by then"
+        )
+        say(f"interrupted: {what}")
     return INTERRUPTED if interrupted else 0
 
 

@@ -180,8 +180,8 @@ class _Run:
         assert self.prompt_cache is not None
         what = "the text" if self.conversation is None else "the chat"
         say(f"{readable(self.prompt_cache.path)}: going on with {what} of its {len(held):,} tokens")
-        if self.conversation is not None and self.texts.system_prompt:
-            say("the system prompt has no effect: the conversation has begun")
+        if self.texts.system_prompt:
+            say(f"the system prompt has no effect: {what} has begun")
 
     def _conversation(self, held: list[int]) -> Conversation | None:
         """The chat to be held, or None where the prompt is continued as it is."""
@@ -198,7 +198,9 @@ class _Run:
         if self.request.reasoning is not None:
             variables["enable_thinking"] = self.request.reasoning
         system = self.texts.system_prompt
-        return Conversation(template, self.tokenizer, system, n_ctx=self.n_ctx, held=held, **variables)
+        conversation = Conversation(template, self.tokenizer, system, n_ctx=self.n_ctx, held=held, **variables)
+        conversation.check_going_on()
+        return conversation
 
     def _encode(self, prompt: str) -> list[int]:
         if self.conversation is None or self.request.purpose != "answer":

@@ -96,6 +96,8 @@ def plan_model(path: str | os.PathLike[str], ask: Ask) -> ModelPlan:
         about, shapes, notes = model_facts(file)
         weights, file_weights = held_bytes(file, ask.device), file_bytes(file)
         path, n_files = file.path, len(file.paths)
+        if file.cut is not None:
+            notes = (*notes, file.cut.bare)
     workspace = _workspace(about, ask.chunk)
     room = ask.memory - weights - workspace.total
     trained = about.context_length or DEFAULT_CONTEXT

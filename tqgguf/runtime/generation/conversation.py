@@ -56,8 +56,20 @@ class Conversation:
         messages = [*self.messages[:n_system], *_BEFORE, *self.messages[n_system:]]
         _, mark, text = self.template.render(messages, **self.variables).partition(_BEFORE[1]["content"])
         if not mark:
-            raise RequestError("the chat template does not show an earlier answer, so that no chat can go on from it")
+            raise RequestError(
+                "the chat template does not show earlier answers, so that no chat can go on from a prompt cache; "
+                "leave --prompt-cache out, or give another --chat-template"
+            )
         return text
+
+    def check_going_on(self) -> None:
+        """RequestError, as `add` raises it, if the template cannot go on from `held`."""
+        if self.held:
+            self.messages.append({"role": "user", "content": "?"})
+            try:
+                self._after_held()
+            finally:
+                self.take_back()
 
     def answered(self, text: str) -> None:
         """Note the assistant's answer."""
