@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from tiny_checkpoints import CASES, checkpoint_tensors, write_checkpoint, write_
 from tiny_folders import write_json
 
 from tqgguf.cli.main import main
+from tqgguf.formats.conversion.files import judge_planned
+from tqgguf.formats.errors import FormatError
+from tqgguf.formats.gguf.write import text_entry, u32_entry
 
 CASE = CASES["llama"]
 INDEX = "a/model.safetensors.index.json"
@@ -96,3 +100,58 @@ def test_a_file_or_tensor_that_is_not_where_it_should_be_is_refused(
     damage: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused(damage, message, capsys)
+
+
+LAYER = "model.layers.1."
+
+
+def configure(**entries: Any) -> None:
+    path = Path("a/config.json")
+    write_json(path, {**json.loads(path.read_text()), **entries})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda: put(f"{LAYER}self_attn.q_proj.weight", 128, 128),
+            "expected shape 256 x 128 by config.json, found 128",
+        ),
+        (
+            lambda: put(f"{LAYER}self_attn.k_proj.weight", 256, 128),
+            "expected shape 128 x 128 by config.json, found 256",
+        ),
+        (
+            lambda: put(f"{LAYER}self_attn.o_proj.weight", 256, 128),
+            "expected shape 128 x 256 by config.json, found 256",
+        ),
+        (lambda: put(f"{LAYER}mlp.up_proj.weight", 96), "expected shape 96 x 128 by config.json, found 96"),
+        (lambda: put(f"{LAYER}mlp.up_proj.weight", 96, 0), "expected shape 96 x 128 by config.json, found 96 x 0"),
+        (
+            lambda: put(f"{LAYER}self_attn.q_proj.weight"),
+            "q_proj.weight: expected shape 256 x 128 by config.json, found a",
+        ),
+        (lambda: put("model.norm.weight", 128, 1), "expected shape 128 by config.json, found 128 x 1"),
+        (lambda: put("model.embed_tokens.weight"), "expected shape any x 128 by config.json, found a scalar"),
+        (lambda: put("lm_head.weight", 200, 128), "lm_head.weight: expected 288 rows, one a token, found 200"),
+        (lambda: configure(num_attention_heads=3), "num_key_value_heads: expected a divisor of 3 heads, found 2"),
+        (lambda: configure(intermediate_size=97), "mlp.gate_proj.weight: expected shape 97 x 128 by config.json"),
+        (lambda: configure(rope_theta=0), "rope_theta: expected a number above 0, found 0.0"),
+        (lambda: configure(rope_theta=1e30), "rope_theta: expected 2.33e-10 to 1.84e+19, found 1e+30"),
+        (lambda: configure(rms_norm_eps=-1.0), "rms_norm_eps: expected a number above 0, found -1.0"),
+        (
+            lambda: configure(rope_scaling={"rope_type": "linear", "factor": 0}),
+            "factor: expected a number above 0, found 0.0",
+        ),
+    ],
+)
+def test_what_the_model_could_not_be_run_with_is_refused(
+    damage: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(damage, message, capsys)
+
+
+def test_what_validate_would_refuse_is_refused_before_it_is_written() -> None:
+    entries = [text_entry("general.architecture", "llama"), u32_entry("llama.block_count", 0)]
+    with pytest.raises(FormatError, match=r"^a: a GGUF of it could not be used: .*block_count': expected 1 to 4096"):
+        judge_planned("a", entries, [])

@@ -10,16 +10,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
 from tqgguf.formats.atomic import check_space, replacing_set
 from tqgguf.formats.conversion.row_encoding import Encode
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.gguf.model_rules import judge_metadata, judge_tensors
+from tqgguf.formats.gguf.parse import parse
 from tqgguf.formats.gguf.rules import ALIGNMENT_KEY
 from tqgguf.formats.gguf.split import COUNT_KEY, NUMBER_KEY, SHARD_NAME, TENSORS_KEY
 from tqgguf.formats.gguf.types import DEFAULT_ALIGNMENT, MAX_SHARDS, MetadataType, ValueType
-from tqgguf.formats.gguf.write import GgufTensor, Piece, entry, size_of_file, u32_entry, write_gguf
+from tqgguf.formats.gguf.write import GgufTensor, Piece, entry, header, size_of_file, u32_entry, write_gguf
 
 Read = Callable[[Encode | None], Iterator[tuple[int, Piece]]]
 """Gives a tensor's new data in pieces, each with how many bytes of the source it stands for."""
@@ -110,6 +113,14 @@ def make_plan(
         own = entries_of(i, len(groups))
         files.append(PlannedFile(path, own, tuple(group), _size(own, group, alignment)))
     return Plan(tuple(files), alignment)
+
+
+def judge_planned(source: str, entries: Sequence[Piece], tensors: Iterable[PlannedTensor]) -> None:
+    """FormatError where a model of these would break a rule of `model_rules`, as validators and readers apply them."""
+    parsed = parse(header(entries, _to_write(tensors, lambda tensor: ())), source)
+    for defect in chain(judge_metadata(source, parsed.entries), judge_tensors([parsed])):
+        if defect.is_error:
+            raise FormatError(f"{source}: a GGUF of it could not be used: {defect.bare}") from defect
 
 
 def write_plan(plan: Plan, encode: Encode | None = None, progress: Callable[[int, int], None] | None = None) -> None:

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.conversion.files import Plan, PlannedTensor, make_plan
+from tqgguf.formats.conversion.files import Plan, PlannedTensor, judge_planned, make_plan
 from tqgguf.formats.conversion.gguf_to_gguf import STEPS_KEY
 from tqgguf.formats.conversion.row_encoding import Encode, bytes_of, encoded_runs
 from tqgguf.formats.conversion.weight_rules import FILE_TYPES, Choice, ModelFacts, choose
@@ -33,6 +33,7 @@ from tqgguf.formats.safetensors import SafeTensor
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint, completed, find_checkpoint
 from tqgguf.runtime.conversion.hf_files import stored_tensors
 from tqgguf.runtime.conversion.hf_parameters import add_parameters, number, rope_factors
+from tqgguf.runtime.conversion.hf_shapes import Shapes
 from tqgguf.runtime.conversion.hf_vocabulary import add_vocabulary
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
@@ -65,7 +66,9 @@ def plan_checkpoint(folder: str, target: str, wanted: str | None = None, max_byt
     writer.add_file_type(FILE_TYPES[wanted])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     steps = entry(STEPS_KEY, MetadataType(ValueType.ARRAY, ValueType.STRING), [f"{step}, weights to {wanted}"])
-    return make_plan(target, (*_entries(writer), steps), tensors, max_bytes)
+    entries = (*_entries(writer), steps)
+    judge_planned(folder, entries, tensors)
+    return make_plan(target, entries, tensors, max_bytes)
 
 
 @contextlib.contextmanager
@@ -112,6 +115,7 @@ def _planned_tensors(
     )
     _check_once(folder, names)
     _check_complete(folder, found_names, n_layers)
+    shapes = Shapes(config, path)
     planned = []
     factors = rope_factors(config, path) if row.is_llama else None
     if factors is not None:
@@ -119,18 +123,20 @@ def _planned_tensors(
     for name, tensor in stored.items():
         new_name, shape, order = names[name], tensor.shape, None
         assert new_name is not None
+        what = f"{folder}: tensor {name}"
+        shapes.check(what, new_name, shape)
+        if len(shape) not in (1, 2):
+            raise UnsupportedModelError(f"{what}: expected a vector or a matrix, found {list(shape)}")
         if row.rope_pairs and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             order = _pairs(shape[0], n_heads if "q_proj" in name else n_kv_heads, name, folder)
-        if new_name == "token_embd.weight":
+        if new_name in ("token_embd.weight", "output.weight"):
             if shape[0] < n_tokens or (shape[0] > n_tokens and not row.is_gemma):
-                raise FormatError(f"{folder}: tensor {name}: expected {n_tokens} rows, one a token, found {shape[0]}")
+                raise FormatError(f"{what}: expected {n_tokens} rows, one a token, found {shape[0]}")
             shape = (n_tokens, *shape[1:])
-        if len(shape) not in (1, 2):
-            raise UnsupportedModelError(f"{folder}: tensor {name}: expected a vector or a matrix, found {list(shape)}")
         info = TensorInfo(new_name, shape, _F32, int(np.prod(shape)), None, 0, 0)
         chosen = choose(info, wanted, facts)
         offset = row.norm_offset if name.endswith("norm.weight") else 0.0
-        planned.append(_planned(f"{folder}: tensor {name}", info, tensor, chosen, order, offset))
+        planned.append(_planned(what, info, tensor, chosen, order, offset))
     return planned
 
 

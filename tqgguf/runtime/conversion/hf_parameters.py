@@ -5,6 +5,7 @@ Keys and their types come from gguf-py's writer. Knows configurations; neither t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE
+from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES, ROPE_FACTORS
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint
 
 _YARN = {
@@ -38,7 +39,7 @@ def add_parameters(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str
     writer.add_head_count(number(config, "num_attention_heads", path))
     writer.add_head_count_kv(number(config, "num_key_value_heads", path))
     _add_rope(writer, config, path)
-    writer.add_layer_norm_rms_eps(real(config, "rms_norm_eps", path))
+    writer.add_layer_norm_rms_eps(_above_zero(config, "rms_norm_eps", path))
     if "head_dim" in config:
         writer.add_key_length(number(config, "head_dim", path))
         writer.add_value_length(number(config, "head_dim", path))
@@ -66,7 +67,7 @@ def rope_factors(config: Mapping[str, Any], path: str) -> NDArray[np.float32] | 
     if not 0 < low < high or not factor > 0:
         raise FormatError(f"{path}: rope_scaling: expected 0 < low_freq_factor < high_freq_factor, found {low}, {high}")
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequencies = np.float32(1) / np.float32(real(settings, "rope_theta", path)) ** exponents
+    frequencies = np.float32(1) / np.float32(_above_zero(settings, "rope_theta", path, ROPE_BASES)) ** exponents
     wavelengths = np.float32(2 * np.pi) / frequencies
     smooth = (np.float32(context) / wavelengths - np.float32(low)) / np.float32(high - low)
     between = np.float32(1) / ((np.float32(1) - smooth) / np.float32(factor) + smooth)
@@ -88,6 +89,15 @@ def real(config: Mapping[str, Any], key: str, path: str, default: float | None =
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
         raise FormatError(f"{path}: {key}: expected a number, found {value!r:.60}")
     return float(value)
+
+
+def _above_zero(config: Mapping[str, Any], key: str, path: str, limits: tuple[float, float] = (0.0, math.inf)) -> float:
+    """The same of one that must be above 0, and within what a model can be run with."""
+    value = real(config, key, path)
+    if not (value > 0 and limits[0] <= value <= limits[1]):
+        expected = f"{limits[0]:.3g} to {limits[1]:.3g}" if value > 0 else "a number above 0"
+        raise FormatError(f"{path}: {key}: expected {expected}, found {value}")
+    return value
 
 
 def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,11 +122,11 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], path: str) -> 
     kind = settings.get("rope_type")
     if kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(real(settings, "factor", path))
+        writer.add_rope_scaling_factor(_above_zero(settings, "factor", path, ROPE_FACTORS))
     elif kind == "yarn":
         original = settings.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(real(settings, "factor", path))
+        writer.add_rope_scaling_factor(_above_zero(settings, "factor", path, ROPE_FACTORS))
         writer.add_rope_scaling_orig_ctx_len(
             number({"original_max_position_embeddings": original}, "original_max_position_embeddings", path)
         )
@@ -127,7 +137,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], path: str) -> 
         raise UnsupportedModelError(f"{path}: rope_type {kind!r:.60}: expected linear, yarn, llama3 or default")
     if settings.get("mrope_section"):
         raise UnsupportedModelError(f"{path}: mrope_section: positions of several axes are not converted")
-    writer.add_rope_freq_base(real(settings, "rope_theta", path))
+    writer.add_rope_freq_base(_above_zero(settings, "rope_theta", path, ROPE_BASES))
     local = _local_base(config)
     if local is not None:
-        writer.add_rope_freq_base_swa(real({"rope_theta": local}, "rope_theta", path))
+        writer.add_rope_freq_base_swa(_above_zero({"rope_theta": local}, "rope_theta", path, ROPE_BASES))
