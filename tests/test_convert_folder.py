@@ -13,7 +13,7 @@ import mlx_lm
 import numpy as np
 import pytest
 from gguf_builder import F32, I32, Tensor, Typed
-from tiny_models import CHAT_TEMPLATE, TinyModel, model_metadata, write_tiny
+from tiny_models import CHAT_TEMPLATE, TinyModel, model_metadata, model_tensors, write_tiny
 
 from tqgguf.cli.main import main
 from tqgguf.runtime.models.load import open_model
@@ -221,3 +221,20 @@ def test_what_cannot_be_done_is_one_line_and_nothing_is_written(
     assert message in err
     assert err.count("\n") == 1
     assert sorted(os.listdir(".")) == before
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (-np.inf, "-inf")])
+def test_a_value_that_is_not_finite_is_refused_in_every_float_type(
+    dtype: str, value: float, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "blk.1.attn_q.weight"
+    values = model_tensors(TinyModel())[name].copy()
+    values[3, 5] = value
+    raw = gguf.quantize(values, gguf.GGMLQuantizationType[dtype]).tobytes()
+    tensor = Tensor(values.shape, int(gguf.GGMLQuantizationType[dtype]), raw)
+    write_tiny(Path("a.gguf"), TinyModel(), None, {name: tensor})
+    assert main(["convert", "a.gguf", "a"]) == 1
+    expected = f"a.gguf: tensor {name}: expected finite values, found {shown}; the file is damaged"
+    assert expected in capsys.readouterr().err
+    assert os.listdir(".") == ["a.gguf"]

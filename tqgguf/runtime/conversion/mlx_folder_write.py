@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.atomic import check_space, new_folder
 from tqgguf.formats.errors import UnsupportedModelError
+from tqgguf.formats.gguf.finite import first_non_finite
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.safetensors_write import SafetensorsStream
 from tqgguf.runtime.conversion.tokenizer_write import tokenizer_backend, tokenizer_settings
@@ -175,7 +176,10 @@ def _write_dense(
     """Write a tensor as floats; returns the form and the largest error."""
     info, row = file.tensors[name], find_architecture(opened.config.architecture)
     if info.type_name in ("F16", "BF16"):
-        stream.add(parameter, info.type_name, info.shape, file.raw(name).data)
+        raw = file.raw(name)
+        if first_non_finite(raw, 0, len(raw), info.ggml_type) is not None:
+            weights.check_values(file, name)  # raises, with the value
+        stream.add(parameter, info.type_name, info.shape, raw.data)
         return info.type_name, 0.0
     values = weights.dense(file, name)
     if row.norm_offset and "norm" in name:
