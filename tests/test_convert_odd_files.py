@@ -128,3 +128,14 @@ def test_a_version_2_file_becomes_one_of_version_3() -> None:
     Path("a.gguf").write_bytes(build_gguf(METADATA, TENSORS, version=2))
     assert main(["convert", "a.gguf", "b.gguf"]) == 0
     assert Path("b.gguf").read_bytes() == build_gguf(METADATA, TENSORS)
+
+
+@pytest.mark.parametrize("wanted", ["f16", "q8_0"])
+def test_tensors_without_values_pass(wanted: str) -> None:
+    shapes = {"no columns.weight": (32, 0), "no rows.weight": (0, 32), "none at all.weight": (0, 0)}
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    Path("a.gguf").write_bytes(build_gguf(METADATA, {**tensors, "values.weight": np.ones((2, 32), np.float32)}))
+    assert main(["convert", "a.gguf", "b.gguf", "--type", wanted]) == 0
+    with open_gguf("b.gguf") as file:
+        assert {name: info.shape for name, info in file.tensors.items() if not info.n_values} == shapes
+        assert file.tensors["values.weight"].type_name == wanted.upper()

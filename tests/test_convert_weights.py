@@ -235,6 +235,21 @@ def test_a_dry_run_and_json_say_what_becomes_of_each_tensor(files: Files) -> Non
         (("prose", "b.gguf"), 1, "found a file that begins with b'Once'"),
         (("a.gguf", "b.gguf", "--requantise"), 2, "--requantise: has no effect on weights without --type"),
         (("nan.gguf", "b.gguf", "--type", "q8_0"), 1, "nan.gguf: tensor output.weight, rows from 0 on"),
+        *(
+            (
+                ("big.gguf", "b.gguf", "--type", wanted),
+                1,
+                f"in row 1 of them is too large for {wanted}; leave out --type",
+            )
+            for wanted in FILE_TYPES
+            if wanted not in ("f32", "bf16")
+        ),
+        (
+            ("big.gguf", "b.gguf", "--type", "q8_0"),
+            1,
+            "big.gguf: tensor a.weight, rows from 0 on: -1e+30 in row 1 of them is too large for q8_0",
+        ),
+        (("huge.gguf", "b.gguf", "--type", "bf16"), 1, "3.4e+38 in row 0 of them is too large for bf16"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_nothing_is_written(
@@ -252,6 +267,10 @@ def test_what_cannot_be_done_is_one_line_and_nothing_is_written(
     Path("nan.gguf").write_bytes(
         build_gguf({}, {"output.weight": np.where(np.eye(32) > 0, np.nan, 1).astype(np.float32)})
     )
+    for name, place, value in (("big", (1, 40), -1e30), ("huge", (0, 0), 3.4e38)):
+        values = np.ones((3, 64), np.float32)
+        values[place] = value
+        Path(f"{name}.gguf").write_bytes(build_gguf({}, {"a.weight": values}))
     before = sorted(os.listdir("."))
     files(*argv, status=status)
     assert message in files.err

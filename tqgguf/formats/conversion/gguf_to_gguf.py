@@ -53,7 +53,7 @@ def plan_gguf(
     for info in file.tensors.values():
         if info.n_bytes is None:
             file.raw(info.name)  # raises: data of unknown size cannot even be copied
-        chosen = Choice(info.ggml_type) if wanted is None else choose(info, wanted, facts)
+        chosen = choose(info, wanted, facts) if wanted is not None and info.n_values else Choice(info.ggml_type)
         _check_change(file, info, chosen, requantise)
         tensors.append(_planned(file, info, chosen))
     entries = _entries(file, wanted, step if any(not tensor.is_copied for tensor in tensors) else "")

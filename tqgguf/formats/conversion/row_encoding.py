@@ -21,6 +21,9 @@ VALUES_AT_ONCE: Final = 1 << 19  # of a run of rows: measured, smaller and large
 SEARCHED: Final[dict[str, Callable[[NDArray[np.float32]], NDArray[np.uint8]]]] = {"iq4_nl": encode_searched}
 """Types whose scale is searched for in weights: blocks' values [n, 32] to blocks."""
 
+_MOST_F16: Final = float(np.finfo(np.float16).max)
+_MOST_BF16: Final = 2.0**127 * (2 - 2.0**-7)
+
 Encode = Callable[[str, NDArray[Any]], NDArray[np.uint8] | None]
 """Type and float16 or float32 rows [n, columns] to blocks [n, row_bytes]; None where it does not serve them."""
 
@@ -31,23 +34,43 @@ def encoded_runs(
     """A matrix [rows, columns] in runs of rows, encoded on all cores: which rows, and their blocks.
 
     rows_of: gives a run's values, float16 or float32. what: the matrix's name in messages. EncodeError: a value is not
-    finite.
+    finite, or larger than the type can hold.
     """
     cache_type = ggml_type_name(ggml_type).lower()
 
     def encoded(rows: slice) -> NDArray[np.uint8]:
         values = rows_of(rows)
         blocks = None if encode is None else encode(cache_type, values)
-        if blocks is not None:
-            return blocks
         try:
-            return in_numpy(cache_type, values)
+            if blocks is None:
+                blocks = in_numpy(cache_type, values)
+            _refuse_clamped(cache_type, values, blocks)
         except EncodeError as error:
             raise EncodeError(f"{what}, rows from {rows.start} on: {error}") from error
+        return blocks
 
     runs = [slice(rows.start, min(rows.stop, shape[0])) for rows in row_groups(shape, VALUES_AT_ONCE)]
     for rows, blocks in zip(runs, in_order(encoded, runs), strict=True):
         yield rows, blocks.reshape(-1).data
+
+
+def _refuse_clamped(cache_type: str, values: NDArray[Any], blocks: NDArray[np.uint8]) -> None:
+    """EncodeError where an encoder has clamped a value, or a scale, to the largest that the type has."""
+    is_bf16 = cache_type == "bf16"
+    most = _MOST_BF16 if is_bf16 else _MOST_F16
+    if cache_type == "f32" or not values.size or max(values.max(), -values.min()) <= most:
+        return
+    codec = make_codec(cache_type, values.shape[1], None)
+    held = blocks.view("<u2") if codec.is_float else codec.split(blocks)[1].view("<u2")
+    clamped = (held & 0x7FFF) == (0x7F7F if is_bf16 else 0x7BFF)
+    if clamped.any():
+        row, place = np.argwhere(clamped)[0]
+        start = place // max(codec.n_scales, 1) * codec.block_size
+        block = values[row, start : start + codec.block_size]
+        found = float(block[np.argmax(np.abs(block))])
+        raise EncodeError(
+            f"{found:.6g} in row {row} of them is too large for {cache_type}; leave out --type, or take --type f32"
+        )
 
 
 def in_numpy(cache_type: str, rows: NDArray[Any]) -> NDArray[np.uint8]:
