@@ -174,3 +174,31 @@ def test_a_folder_that_a_killed_writer_left_goes_and_a_living_ones_stays(tmp_pat
         write(tmp_path / "file", b"new")
         assert sorted(os.listdir(tmp_path)) == sorted([living.name, "file"])
         living.rename(held)
+
+
+def test_two_names_of_one_file_are_no_set(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("first", "second", "real")]
+    for path in paths[:2]:
+        path.symlink_to("real")
+    for names in (paths[:2], [paths[2], paths[0]]):
+        expected = f"{names[1].name}: leads to the same file as .*{names[0].name};"
+        with pytest.raises(RequestError, match=expected), replacing_set(names):
+            raise AssertionError
+    assert sorted(os.listdir(tmp_path)) == ["first", "second"]
+
+
+def test_where_no_folder_can_be_made_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to("circle")
+    with pytest.raises(RequestError, match="circle: expected the name of a new folder, found a link that leads nowh"):
+        check_new_folder(circle)
+    with pytest.raises(RequestError, match="cannot be written: File name too long"):
+        check_new_folder(tmp_path / ("a" * 300))
+
+    def refuse(path: Path, mode: int = 0o777) -> None:  # root, as which tests may run, is refused nothing
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(RequestError, match="made: cannot be written: Permission denied"):
+        check_new_folder(tmp_path / "made")
+    assert os.listdir(tmp_path) == ["circle"]

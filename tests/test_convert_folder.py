@@ -204,6 +204,7 @@ def test_a_sentencepiece_vocabulary_becomes_merges() -> None:
         (("a.gguf", "full"), 2, "full: expected the name of a new folder, found one that is not empty"),
         (("a.gguf", "a.gguf", "--to", "mlx-lm"), 2, "a.gguf: expected the name of a new folder, found a file"),
         (("a.gguf", "no/a"), 2, "does not exist; make it first"),
+        (("a.gguf", "circle"), 2, "circle: expected the name of a new folder, found a link that leads nowhere"),
         (("gpt2.gguf", "a"), 2, "expected one of llama, qwen2, qwen3, gemma3"),
         (("odd.gguf", "a"), 2, "its factors are of no scaling that config.json could name"),
     ],
@@ -215,6 +216,7 @@ def test_what_cannot_be_done_is_one_line_and_nothing_is_written(
     write_tiny(Path("gpt2.gguf"), TinyModel(), metadata={"general.architecture": "gpt2"})
     write_tiny(Path("odd.gguf"), TinyModel(rope_factors=True))
     Path("full/inside").mkdir(parents=True)
+    os.symlink("circle", "circle")
     before = sorted(os.listdir("."))
     assert main(["convert", *argv]) == status
     err = capsys.readouterr().err

@@ -89,11 +89,13 @@ def replacing_set(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
 
     When the block ends without an error, all are flushed, then renamed, the first last. An older first file goes before
     that, so that whoever stops in the middle leaves a set without its first, not one of old and new files.
+    RequestError also where two of the names lead to one file.
     """
+    targets = _different_targets(paths)
     writers: list[_Writer] = []
     try:
-        for path in paths:
-            writers.append(_Writer(check_target(path)))
+        for target in targets:
+            writers.append(_Writer(target))
         yield [writer.temporary for writer in writers]
         for writer in writers:
             writer.flush()
@@ -108,6 +110,18 @@ def replacing_set(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
     finally:
         for writer in writers:
             writer.close()
+
+
+def _different_targets(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    names: dict[Path, str | os.PathLike[str]] = {}
+    for path in paths:
+        target = check_target(path)
+        if target in names:
+            raise RequestError(
+                f"{path}: leads to the same file as {names[target]}; remove the link or give another name"
+            )
+        names[target] = path
+    return list(names)
 
 
 class _Writer:
@@ -163,14 +177,23 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def check_new_folder(path: str | os.PathLike[str]) -> Path:
     """The folder that `path` names, which must not be there yet, or be empty; RequestError otherwise, or where its own
-    folder is missing.
+    folder is missing or cannot be written to. To be called before work whose result goes there.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        what = "one that is not empty" if target.is_dir() else "a file"
-        raise RequestError(f"{path}: expected the name of a new folder, found {what}; give another name")
-    if not target.parent.is_dir():
-        raise RequestError(f"{path}: the folder {target.parent} does not exist; make it first")
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():  # after realpath: links in a circle
+            raise RequestError(f"{path}: expected the name of a new folder, found a link that leads nowhere")
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            what = "one that is not empty" if target.is_dir() else "a file"
+            raise RequestError(f"{path}: expected the name of a new folder, found {what}; give another name")
+        if not target.parent.is_dir():
+            raise RequestError(f"{path}: the folder {target.parent} does not exist; make it first")
+        trial = _temporary(target)
+        trial.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # another writer may have taken it for an orphan
+            trial.rmdir()
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path}: cannot be written: {_reason(error)}") from error
     return target
 
 
