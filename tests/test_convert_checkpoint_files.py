@@ -155,3 +155,20 @@ def test_what_validate_would_refuse_is_refused_before_it_is_written() -> None:
     entries = [text_entry("general.architecture", "llama"), u32_entry("llama.block_count", 0)]
     with pytest.raises(FormatError, match=r"^a: a GGUF of it could not be used: .*block_count': expected 1 to 4096"):
         judge_planned("a", entries, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("generation_config.json", '{"temperature": "hot"}', "expected F32 for general.sampling.temp, found 'hot'"),
+        ("generation_config.json", '{"top_k": 99999999999}', "expected I32 for general.sampling.top_k, found 99999999"),
+        ("generation_config.json", "[1]", "README.md or its like cannot be read"),
+        ("README.md", "---\nlicense: [1, 2]\n---\n", "README.md or its like cannot be read: sequence item 0"),
+        ("README.md", "---\nlicense: {a: 3}\n---\n", "expected STRING for general.license, found {'a': 3}"),
+        ("README.md", "---\ntags: [1, x]\n---\n", "expected ARRAY for general.tags, found [1, 'x']"),
+    ],
+)
+def test_a_description_of_other_types_is_refused(
+    name: str, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(lambda: Path(f"a/{name}").write_text(text), message, capsys)

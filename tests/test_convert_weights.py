@@ -212,6 +212,12 @@ def test_a_dry_run_and_json_say_what_becomes_of_each_tensor(files: Files) -> Non
         (("s-00001-of-00002.gguf", "s.gguf", "--split-max-size", "1G", "--type", "f16"), 0, ""),
         (("s-00002-of-00002.gguf", "s.gguf", "--split-max-size", "400M"), 0, ""),
         (("a.gguf", "b.gguf", "--split-max-size", "2T"), 2, "--split-max-size: expected a number with M or G"),
+        (
+            ("a.gguf", "b.gguf", "--split-max-size", "9" * 5000 + "M"),
+            2,
+            "expected a number with M or G, as in 2G, found '9",
+        ),
+        (("a.gguf", "b.gguf", "--split-max-size", "٣M"), 2, "as in 2G, found '\\u0663M'"),
         (("a.gguf", "b.session"), 2, "a model becomes a GGUF or a folder for mlx-lm; expected"),
         (("a.gguf", "b.what", "--to", "sequence"), 2, "a model becomes a GGUF"),
         (("a.gguf", "no/b.gguf"), 2, "does not exist; make it first"),

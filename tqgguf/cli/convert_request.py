@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.gguf.errors import shown
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ConvertRequest:
     json_output: bool = False
 
 
-_SIZE = re.compile(r"(\d+)([MG])")
+_SIZE = re.compile(r"([0-9]{1,12})([MG])")
 _UNITS = {"M": 10**6, "G": 10**9}
 
 
@@ -45,5 +46,5 @@ def bytes_of(text: str | None) -> int:
         return 0
     found = _SIZE.fullmatch(text)
     if found is None or not int(found[1]):
-        raise RequestError(f"--split-max-size: expected a number with M or G, as in 2G, found {text!r}")
+        raise RequestError(f"--split-max-size: expected a number with M or G, as in 2G, found {shown(text)}")
     return int(found[1]) * _UNITS[found[2]]

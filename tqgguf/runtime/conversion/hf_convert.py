@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import struct
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,7 @@ def plan_checkpoint(folder: str, target: str, wanted: str | None = None, max_byt
     writer.add_file_type(FILE_TYPES[wanted])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     steps = entry(STEPS_KEY, MetadataType(ValueType.ARRAY, ValueType.STRING), [f"{step}, weights to {wanted}"])
-    entries = (*_entries(writer), steps)
+    entries = (*_entries(writer, folder), steps)
     judge_planned(folder, entries, tensors)
     return make_plan(target, entries, tensors, max_bytes)
 
@@ -74,13 +75,15 @@ def plan_checkpoint(folder: str, target: str, wanted: str | None = None, max_byt
 @contextlib.contextmanager
 def _silent_gguf() -> Iterator[None]:
     """gguf-py wonders aloud about names and tokens, on stderr."""
-    logger = logging.getLogger("gguf")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("gguf", "metadata")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _completed(row: Checkpoint, config: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -241,20 +244,25 @@ def _add_description(writer: gguf.GGUFWriter, folder: Path, tensors: list[Planne
     total, shared, expert, n_experts = writer.get_total_parameter_count()
     try:
         metadata = gguf.Metadata.load(None, folder, None, total)
+        metadata.name = metadata.name or folder.resolve().name
+        metadata.size_label = metadata.size_label or gguf.size_label(total, shared, expert, n_experts)
+        writer.add_type(gguf.GGUFType.MODEL)
+        metadata.set_gguf_meta_model(writer)
     except Exception as error:  # a model card can be anything
         raise FormatError(f"{folder}: README.md or its like cannot be read: {' '.join(str(error).split())}") from error
-    metadata.name = metadata.name or folder.resolve().name
-    metadata.size_label = metadata.size_label or gguf.size_label(total, shared, expert, n_experts)
-    writer.add_type(gguf.GGUFType.MODEL)
-    metadata.set_gguf_meta_model(writer)
 
 
-def _entries(writer: gguf.GGUFWriter) -> Iterator[bytes]:
-    """What was added, as bytes."""
+def _entries(writer: gguf.GGUFWriter, folder: str) -> Iterator[bytes]:
+    """What was added, as bytes. FormatError: a value that came from a file of the folder is of another type."""
     for key, held in writer.kv_data[0].items():
-        value, value_type = held.value, ValueType(int(held.type))
-        if value_type is not ValueType.ARRAY:
-            yield entry(key, MetadataType(value_type), value)
-            continue
-        element = held.sub_type if held.sub_type is not None else gguf.GGUFValueType.get_type(value[0])
-        yield entry(key, MetadataType(value_type, ValueType(int(element))), value)
+        value, kind = held.value, ValueType(int(held.type))
+        try:
+            element = None
+            if kind is ValueType.ARRAY:
+                found = held.sub_type if held.sub_type is not None else gguf.GGUFValueType.get_type(value[0])
+                element = ValueType(int(found))
+            made = entry(key, MetadataType(kind, element), value)
+        except (AttributeError, IndexError, OverflowError, TypeError, ValueError, struct.error) as error:
+            where = "README.md, generation_config.json or their like"
+            raise FormatError(f"{folder}: {where}: expected {kind.name} for {key}, found {shown(value)}") from error
+        yield made
