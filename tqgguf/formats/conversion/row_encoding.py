@@ -58,7 +58,7 @@ def _refuse_clamped(cache_type: str, values: NDArray[Any], blocks: NDArray[np.ui
     """EncodeError where an encoder has clamped a value, or a scale, to the largest that the type has."""
     is_bf16 = cache_type == "bf16"
     most = _MOST_BF16 if is_bf16 else _MOST_F16
-    if cache_type == "f32" or not values.size or max(values.max(), -values.min()) <= most:
+    if cache_type == "f32" or not values.size or max(float(values.max()), -float(values.min())) <= most:
         return
     codec = make_codec(cache_type, values.shape[1], None)
     held = blocks.view("<u2") if codec.is_float else codec.split(blocks)[1].view("<u2")
