@@ -51,6 +51,20 @@ def files(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) 
     return Files(capsys, tmp_path)
 
 
+def test_a_folder_made_of_a_gguf_decides_the_order_of_its_caches_channels(files: Files) -> None:
+    files.keep("a.kv.gguf")
+    files("model.gguf", "folder")
+    files("a.kv.gguf", "named.safetensors", "--mlx-model", "folder")
+    files("a.kv.gguf", "asked.safetensors", "--mlx-model", "folder", "--rope-order", "neighbours")
+    files("a.kv.gguf", "other.safetensors", "--mlx-model", "somebody/model")
+    assert files.read("named.safetensors") == files.read("asked.safetensors")
+    named, other = (load_prompt_cache(f"{name}.safetensors")[0].keys for name in ("named", "other"))
+    assert not mx.array_equal(named, other)
+    files("named.safetensors", "b.kv.gguf", "-m", "model.gguf")
+    a, b = open_snapshot("a.kv.gguf"), open_snapshot("b.kv.gguf")
+    assert (a.layers[0].k.rows[0:9] == b.layers[0].k.rows[0:9]).all()
+
+
 @pytest.mark.parametrize("name", ["a.session", "a.seq"])
 @pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
 def test_a_kept_prompt_goes_to_llama_cpp_and_back(files: Files, name: str, cache_type: str) -> None:

@@ -243,6 +243,19 @@ def test_llama_like_models_have_halves_in_mlx_lm_and_neighbours_in_llama_cpp(tmp
     assert (values(same)[0] == k).all()
 
 
+@pytest.mark.parametrize("traditional", [True, False])
+def test_a_file_of_ours_says_in_which_order_its_channels_are(tmp_path: Path, traditional: bool) -> None:
+    llama = outline_of_widths("llama", [LayerShape(HEADS, DIM, DIM)])
+    cache = KVCache()
+    filled(cache, 5)
+    save_prompt_cache(str(tmp_path / "a.safetensors"), [cache], {})
+    snapshot = replace(imported(tmp_path / "a.safetensors", llama, tokens=range(5)), origin={})
+    write_mlx_cache(tmp_path / "b.safetensors", snapshot, MlxExportOptions(traditional=traditional))
+    again = imported(tmp_path / "b.safetensors", llama)
+    assert (values(again)[0] == values(snapshot)[0]).all()
+    assert again.origin["traditional"] is traditional
+
+
 def test_blocks_are_decoded_only_if_that_is_asked_for(tmp_path):
     snapshot = make_snapshot(300, make_layer(0, 300, "turbo4", "q8_0", balance="full", n_prefix=4))
     with pytest.raises(RequestError, match="K holds blocks of turbo4 that would be decoded to f16"):

@@ -21,7 +21,7 @@ def compare(first: str, second: str, form: str) -> int:
     a, b = read_record(first), read_record(second)
     found = list(differences(a, b))
     if not found:
-        raise RequestError(f"{first} and {second}: expected tests of the same caches in both, found none")
+        raise RequestError(f"{first} and {second}: expected the same tests of the same caches in both, found none")
     if form == "csv":
         raise RequestError("--compare -o csv: expected table, md or json")
     notes = differing_settings(a, b)

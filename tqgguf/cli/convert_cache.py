@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 from tqgguf.cli.convert_ends import CACHE_KINDS, End
 from tqgguf.cli.convert_request import ConvertRequest
@@ -23,6 +24,7 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import FileKind
 from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.json_file import read_json
 from tqgguf.formats.llama.from_snapshot import ExportOptions
 from tqgguf.formats.llama.profiles import MAINLINE
 from tqgguf.formats.llama.to_snapshot import ImportOptions
@@ -85,10 +87,18 @@ def _target(request: ConvertRequest, source_kind: FileKind) -> Target:
         MlxExportOptions(
             bits=request.bits or 0,
             group_size=MlxExportOptions.group_size if request.group_size is None else request.group_size,
-            traditional=request.traditional,
+            traditional=_rope_order(request),
             metadata=None if request.mlx_model is None else {"model": request.mlx_model, "tokenizer_config": "{}"},
         ),
     )
+
+
+def _rope_order(request: ConvertRequest) -> bool | None:
+    """Whether RoPE turns neighbouring channels in the model of --mlx-model, if that is a folder that says so."""
+    config = Path(request.mlx_model or "") / "config.json"
+    if request.traditional is not None or request.mlx_model is None or not config.is_file():
+        return request.traditional
+    return True if read_json(config).get("rope_traditional") is True else None
 
 
 def _tell(request: ConvertRequest, snapshot: Snapshot, source_kind: FileKind, kind: FileKind) -> None:

@@ -302,6 +302,8 @@ class _Run:
                     show(piece)
                     interrupt.check()
                 interrupt.check()
+                if self.prompt_cache is not None and self.prompt_cache.keeps_all:
+                    generation.complete()
                 self.finish = generation.finish or "eog"
             except KeyboardInterrupt as error:
                 prefill.end()

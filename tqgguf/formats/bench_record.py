@@ -191,7 +191,24 @@ def differing_settings(first: BenchRecord, second: BenchRecord) -> list[str]:
     for name in ("model", "device", "machine", "chunk", "threads", "seed", "versions"):
         for what, ours, theirs in _differing(name, first.about.get(name), second.about.get(name)):
             lines.append(f"{what} differs: {ours} and {theirs}")
+    for what, ours, theirs in zip(_TESTS, *map(_tests, (first, second)), strict=True):
+        for which, only in (("first", ours - theirs), ("second", theirs - ours)):
+            if only:
+                lines.append(f"only in the {which}: {what} {', '.join(sorted(only))}")
     return lines
+
+
+_TESTS = ("caches", "speed of", "memory at", "answers of")
+
+
+def _tests(record: BenchRecord) -> tuple[set[str], ...]:
+    """What a record measured, by name."""
+    return (
+        set(record.modes),
+        {speed.name for speed in record.measured()},
+        {f"{memory.n_tokens:,} tokens" for memory in record.memories},
+        {f"{match.n_tokens:,} tokens" for match in record.matches},
+    )
 
 
 def _differing(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -22,7 +22,7 @@ from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.mlx.affine import BITS, GROUP_SIZES, quantise
 from tqgguf.formats.mlx.cache import FLOATS, KV, LAYOUTS, NUMBERS, QUANTIZED, ROTATING, Layout
-from tqgguf.formats.mlx.to_snapshot import CARRIER, TOKENS_KEY
+from tqgguf.formats.mlx.to_snapshot import CARRIER, ORDER_KEY, ROPE_ORDERS, TOKENS_KEY
 from tqgguf.formats.models.outline import original_layout
 from tqgguf.formats.safetensors_write import TensorToWrite, write_safetensors
 from tqgguf.formats.snapshots.recoded_rows import RecodedRows, must_requantise
@@ -106,6 +106,9 @@ class _Export:
         known = np.flatnonzero(self.snapshot.tokens == UNKNOWN_TOKEN)
         if len(self.snapshot.tokens) and not len(known):
             user[TOKENS_KEY] = " ".join(map(str, self.snapshot.tokens.tolist()))
+        if self.snapshot.layers and (not self.origin or ORDER_KEY in said):
+            traditional = self._is_traditional(self.snapshot.layers[0])
+            user[ORDER_KEY] = next(order for order, turns in ROPE_ORDERS.items() if turns is traditional)
         kinds = [self._kind(layer) for layer in self.snapshot.layers]
         user_key, class_key = ("0", "1") if self.layout == "current" else ("1", "2")
         made = {f"{user_key}.{name}": value for name, value in user.items()}
@@ -120,6 +123,13 @@ class _Export:
                 numbers = [str(values[name]) for name in NUMBERS[kind]["before"]]
                 made |= {f"0.{i}.{j}": text for j, text in enumerate(numbers)} if numbers else {f"0.{i}": ""}
         return made
+
+    def _is_traditional(self, layer: LayerSnapshot) -> bool:
+        """Whether RoPE shall turn neighbouring channels of the layer's keys in the file."""
+        if self.options.traditional is not None:
+            return self.options.traditional
+        wanted = original_layout(self.snapshot.architecture, layer.rope)
+        return bool(self.origin.get("traditional", wanted.traditional))
 
     def _kind(self, layer: LayerSnapshot) -> str:
         if layer.window is not None:
@@ -169,11 +179,7 @@ class _Export:
             )
         order = None
         if side == "k":
-            wanted = original_layout(self.snapshot.architecture, layer.rope)
-            traditional = self.options.traditional
-            if traditional is None:
-                traditional = bool(self.origin.get("traditional", wanted.traditional))
-            order = channel_order(head_dim, layer.rope, RopeLayout(layer.rope.dims, traditional))
+            order = channel_order(head_dim, layer.rope, RopeLayout(layer.rope.dims, self._is_traditional(layer)))
         return RecodedRows(held, codec, layer.start, order)
 
 

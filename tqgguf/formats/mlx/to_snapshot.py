@@ -31,13 +31,17 @@ from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, LayerSnapshot, Rows
 CARRIER = "mlx-lm"
 TOKENS_KEY = "tqgguf_tokens"
 """Beside the caches that this project writes: the ids of their tokens, as a text."""
+ORDER_KEY = "tqgguf_rope_order"
+"""Likewise: the order of a key's channels, one of ROPE_ORDERS."""
+ROPE_ORDERS = {"neighbours": True, "halves": False}
+"""Whether RoPE turns neighbouring channels."""
 _TOKEN = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
 class MlxImportOptions:
     """tokens: that the cache was made of (None: what the file says, else unknown). traditional: whether RoPE turns
-    neighbouring channels in the file (None: as with the model's original weights).
+    neighbouring channels in the file (None: what the file says, else as with the model's original weights).
     """
 
     tokens: Sequence[int] | None = None
@@ -72,12 +76,15 @@ def import_mlx_cache(cache: MlxCache, model: ModelOutline, options: MlxImportOpt
     n_cells = max((layer.offset for layer in cache.layers), default=0)
     if not n_cells:
         raise FormatError(f"{cache.path}: it holds no tokens: there is nothing to convert")
+    asked = options.traditional
+    if asked is None:
+        asked = ROPE_ORDERS.get(cache.metadata.get(ORDER_KEY, ""))
     traditional = set()
     layers = []
     for held, cached in zip(cache.layers, model.layers, strict=True):
         rope = original_layout(model.architecture, cached.rope)
-        if options.traditional is not None:
-            rope = RopeLayout(rope.dims, options.traditional)
+        if asked is not None:
+            rope = RopeLayout(rope.dims, asked)
         traditional.add(rope.traditional)
         layers.append(_layer(cache.path, held, cached, rope))
     quantised = next((layer.numbers for layer in cache.layers if layer.kind == QUANTIZED), {"bits": 0, "group_size": 0})

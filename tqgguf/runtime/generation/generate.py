@@ -62,6 +62,11 @@ class Generation:
         if rest := self.rest():
             yield rest
 
+    def complete(self) -> None:
+        """Evaluate the last token of an answer that ended by length or stop string: the session then holds all."""
+        if self.finish in ("length", "stop") and self.ids and self.session.room:
+            self.session.decode(self.ids[-1])
+
     def rest(self) -> str:
         """Text held back: a character or stop string that was not completed. An interrupted answer still shows it."""
         return self._stream.finish()
