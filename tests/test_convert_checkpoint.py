@@ -42,6 +42,16 @@ def digest(value: Any) -> Any:
     return value
 
 
+def test_queries_and_keys_stay_as_they_are_where_rope_turns_neighbours_already() -> None:
+    write_checkpoint(Path("a"), CASES["llama"], rope_traditional=True)
+    assert main(["convert", "a", "a.gguf", "--type", "f32"]) == 0
+    tensors = checkpoint_tensors(CASES["llama"])
+    with open_gguf("a.gguf") as file:
+        for ours, theirs in (("attn_q", "q_proj"), ("attn_k", "k_proj")):
+            stored = tensors[f"model.layers.0.self_attn.{theirs}.weight"]
+            np.testing.assert_allclose(file.array(f"blk.0.{ours}.weight"), stored, atol=0.01 * np.abs(stored).max())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_metadata_and_tensors_are_those_of_llama_cpps_converter(name: str) -> None:
     write_checkpoint(Path(name), CASES[name])

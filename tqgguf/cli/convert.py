@@ -45,6 +45,7 @@ def convert(
             "llama-quantize's rules: vectors, norms and routers stay, an output layer gets at least q8_0. "
             "Default: as they are (of a folder: bf16 or f16).",
             "--type",
+            case_sensitive=False,
             metavar="TYPE",
         ),
     ] = None,

@@ -119,6 +119,7 @@ def _planned_tensors(
     _check_once(folder, names)
     _check_complete(folder, found_names, n_layers)
     shapes = Shapes(config, path)
+    turns_pairs = config.get("rope_traditional") is True  # as in the folders that convert makes of GGUFs for mlx-lm
     planned = []
     factors = rope_factors(config, path) if row.is_llama else None
     if factors is not None:
@@ -130,7 +131,7 @@ def _planned_tensors(
         shapes.check(what, new_name, shape)
         if len(shape) not in (1, 2):
             raise UnsupportedModelError(f"{what}: expected a vector or a matrix, found {list(shape)}")
-        if row.rope_pairs and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
+        if row.rope_pairs and not turns_pairs and name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             order = _pairs(shape[0], n_heads if "q_proj" in name else n_kv_heads, name, folder)
         if new_name in ("token_embd.weight", "output.weight"):
             if shape[0] < n_tokens or (shape[0] > n_tokens and not row.is_gemma):
