@@ -23,7 +23,7 @@ from tqgguf.cli.main import main
 from tqgguf.formats.bench_record import BenchRecord, Memory, Speed, compare, differing_settings
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import kv_bytes
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.runtime.bench.match import measure_matches
 from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
 from tqgguf.runtime.bench.modes import ModeSession, modes_of
@@ -200,6 +200,28 @@ def test_a_report_is_a_page_with_its_figures_beside_it(report: Path) -> None:
     assert (kinds.count("speed"), kinds.count("memory"), kinds.count("match")) == (8, 4, 2)
     speed = found["speed"][0]
     assert float(lines[0]["tokens_per_second"]) == pytest.approx(64 / np.median(speed["seconds"]), rel=0.2)
+
+
+def test_a_cache_that_the_machine_cannot_serve_is_left_out_and_the_others_are_measured(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tqgguf.cli import bench_command
+
+    measure = bench_command.measure_memory
+
+    def without_mlx_q4(plan: Any) -> Any:
+        """As with MLX's CUDA backend, which cannot multiply float32 by 4 bits."""
+        if plan.pair == "mlx-q4":
+            raise TqggufError("the memory of mlx-q4 could not be measured (status 1)")
+        return measure(plan)
+
+    monkeypatch.setattr(bench_command, "measure_memory", without_mlx_q4)
+    argv = ("-m", str(path), "-p", "32", "-n", "0", "-r", "1", "--match", "0", "--cache-types", "mlx-q4,q8_0", "--json")
+    status, out, err = bench(capsys, *argv)
+    found = json.loads(out)
+    assert status == 0 and "tqgguf: mlx-q4 is left out" in err
+    assert found["modes"] == ["f16/f16", "q8_0/q8_0"]
+    assert {row["mode"] for row in found["speed"]} == {"f16/f16", "q8_0/q8_0"}
 
 
 def test_two_runs_are_compared(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

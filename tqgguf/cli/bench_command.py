@@ -179,6 +179,17 @@ class _Bench:
                 return True
         return False
 
+    def _leave_out(self, label: str, reason: str) -> None:
+        """A cache that this machine cannot serve: MLX lacks an operation for it, or there is too little memory."""
+        self.notes.append(reason)
+        say(reason)
+        kept = [mode for mode in self.modes if mode.label != label or mode is self.modes[0]]
+        if len(kept) < len(self.modes):
+            self.modes = kept
+            self.record.modes[:] = [mode.label for mode in kept]
+            self.notes.append(f"{label} is left out")
+            say(self.notes[-1])
+
     def _measure_memory(self, interrupt: Interrupt) -> None:
         line = ProgressLine("measuring memory", "caches")
         longest = max(n for _, n in self.plan.tests)
@@ -203,8 +214,7 @@ class _Bench:
                     self.record.memories += measure_memory(plan)
                 except TqggufError as error:
                     interrupt.check()
-                    self.notes.append(str(error))
-                    say(str(error))
+                    self._leave_out(pair.label, str(error))
                 interrupt.check()
         finally:
             line.end()

@@ -26,19 +26,27 @@ def can_be_tiled(codec: Codec) -> bool:
 
 
 def to_tiles(codec: Codec, codes: mx.array) -> mx.array:
-    """Planes uint8 [pages, n_kv_heads, PAGE, row bytes] of rows, in the order of tiles. Evaluates them."""
-    return _permuted(codes, _bits_of_tiles(codec))
+    """Planes uint8 [pages, n_kv_heads, PAGE, row bytes] of rows, in the order of tiles. Lazy: a prompt's steps ask for
+    rows that nobody reads."""
+    return _permuted(codes, _order(codec, to_rows=False))
 
 
 def to_rows(codec: Codec, codes: mx.array) -> mx.array:
     """The inverse of `to_tiles`."""
-    return _permuted(codes, np.argsort(_bits_of_tiles(codec)))
+    return _permuted(codes, _order(codec, to_rows=True))
 
 
-def _permuted(codes: mx.array, order: NDArray[np.int64]) -> mx.array:
-    values = np.asarray(codes)
-    bits = np.unpackbits(values.reshape(-1, values.shape[2] * values.shape[3]), axis=1, bitorder="little")
-    return mx.array(np.packbits(bits[:, order], axis=1, bitorder="little").reshape(values.shape))
+@lru_cache(maxsize=32)
+def _order(codec: Codec, *, to_rows: bool) -> mx.array:
+    bits = _bits_of_tiles(codec)
+    return mx.array((np.argsort(bits) if to_rows else bits).astype(np.int32))
+
+
+def _permuted(codes: mx.array, order: mx.array) -> mx.array:
+    places = mx.arange(8, dtype=mx.uint8)
+    pages = codes.reshape(-1, codes.shape[2] * codes.shape[3], 1)
+    bits = mx.take(((pages >> places) & 1).reshape(pages.shape[0], -1), order, axis=1)
+    return (bits.reshape(pages.shape[0], -1, 8) << places).sum(axis=-1).astype(mx.uint8).reshape(codes.shape)
 
 
 @lru_cache(maxsize=16)
