@@ -122,8 +122,7 @@ class _Bench:
         for pair in (*parse_pairs(REFERENCE), *self.request.pairs):
             reason = None if self.request.names_types else can_hold(pair, self.layers)
             if reason is not None:
-                self.notes.append(f"{pair.label} is left out: {reason}")
-                say(self.notes[-1])
+                self._note(f"{pair.label} is left out: {reason}")
             else:
                 kept.append(pair)
         return tuple(dict.fromkeys(kept))
@@ -179,16 +178,19 @@ class _Bench:
                 return True
         return False
 
+    def _note(self, text: str) -> None:
+        """Say it, and keep it with the figures."""
+        self.notes.append(text)
+        say(text)
+
     def _leave_out(self, label: str, reason: str) -> None:
         """A cache that this machine cannot serve: MLX lacks an operation for it, or there is too little memory."""
-        self.notes.append(reason)
-        say(reason)
+        self._note(reason)
         kept = [mode for mode in self.modes if mode.label != label or mode is self.modes[0]]
         if len(kept) < len(self.modes):
             self.modes = kept
             self.record.modes[:] = [mode.label for mode in kept]
-            self.notes.append(f"{label} is left out")
-            say(self.notes[-1])
+            self._note(f"{label} is left out")
 
     def _measure_memory(self, interrupt: Interrupt) -> None:
         line = ProgressLine("measuring memory", "caches")

@@ -176,7 +176,7 @@ def convert(
                 generation=generation,
                 sequence=sequence,
                 mlx_model=mlx_model,
-                traditional=None if rope_order is None else rope_order == "neighbours",
+                rope_order=rope_order,
                 weight_type=weight_type,
                 split_max_size=split_max_size,
                 dry_run=dry_run,

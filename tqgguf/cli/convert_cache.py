@@ -29,7 +29,7 @@ from tqgguf.formats.llama.from_snapshot import ExportOptions
 from tqgguf.formats.llama.profiles import MAINLINE
 from tqgguf.formats.llama.to_snapshot import ImportOptions
 from tqgguf.formats.mlx.from_snapshot import MlxExportOptions
-from tqgguf.formats.mlx.to_snapshot import MlxImportOptions
+from tqgguf.formats.mlx.to_snapshot import ROPE_ORDERS, MlxImportOptions
 from tqgguf.formats.models.outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshots.fit import check_model
 from tqgguf.formats.snapshots.snapshot import Snapshot
@@ -44,7 +44,7 @@ def convert_cache(request: ConvertRequest, source: End, target: End) -> int:
         outline,
         request.head_dim or 0,
         ImportOptions(request.profile or MAINLINE, request.rotated, request.generation, request.sequence),
-        MlxImportOptions(traditional=request.traditional),
+        MlxImportOptions(traditional=_asked_order(request)),
     )
     snapshot = open_carrier(request.source, foreign)
     if outline is not None and outline.fingerprint is not None:
@@ -87,17 +87,22 @@ def _target(request: ConvertRequest, source_kind: FileKind) -> Target:
         MlxExportOptions(
             bits=request.bits or 0,
             group_size=MlxExportOptions.group_size if request.group_size is None else request.group_size,
-            traditional=_rope_order(request),
+            traditional=_written_order(request),
             metadata=None if request.mlx_model is None else {"model": request.mlx_model, "tokenizer_config": "{}"},
         ),
     )
 
 
-def _rope_order(request: ConvertRequest) -> bool | None:
-    """Whether RoPE turns neighbouring channels in the model of --mlx-model, if that is a folder that says so."""
+def _asked_order(request: ConvertRequest) -> bool | None:
+    """Whether RoPE turns neighbouring channels in the file of mlx-lm, if --rope-order says so."""
+    return None if request.rope_order is None else ROPE_ORDERS[request.rope_order]
+
+
+def _written_order(request: ConvertRequest) -> bool | None:
+    """The same of a file to be written: as in the model of --mlx-model, if that is a folder that says so."""
     config = Path(request.mlx_model or "") / "config.json"
-    if request.traditional is not None or request.mlx_model is None or not config.is_file():
-        return request.traditional
+    if request.rope_order is not None or request.mlx_model is None or not config.is_file():
+        return _asked_order(request)
     return True if read_json(config).get("rope_traditional") is True else None
 
 

@@ -59,7 +59,7 @@ FLAGS: Final[dict[str, Flag]] = {
     "rotated": Flag("--kv-rotation", _at(*_LLAMA)),
     "generation": Flag("--codebook-generation", _at(*_LLAMA)),
     "sequence": Flag("--sequence-id", _from(*_LLAMA)),
-    "traditional": Flag("--rope-order", _at(End.MLX)),
+    "rope_order": Flag("--rope-order", _at(End.MLX)),
 }
 """By the request's field. What is not here is good for every conversion, but for --requantise, see `check_flags`."""
 

@@ -29,7 +29,7 @@ class ConvertRequest:
     generation: int | None = None
     sequence: int | None = None
     mlx_model: str | None = None
-    traditional: bool | None = None
+    rope_order: str | None = None
     weight_type: str | None = None
     split_max_size: str | None = None
     dry_run: bool = False

@@ -128,7 +128,7 @@ class _Run:
             return PromptCache(request.prompt_cache)
         reads_only, keeps_all = request.prompt_cache_ro, request.prompt_cache_all
         found = open_prompt_cache(request.prompt_cache, self.opened, reads_only=reads_only, keeps_all=keeps_all)
-        if request.purpose == "ask" and min(found.tokens, default=-1) < 0:
+        if request.purpose == "ask" and not found.known_tokens:
             lacks = "it does not say its tokens" if found.tokens else "found none"
             raise RequestError(f"{readable(request.prompt_cache)}: expected a prompt cache to go on from, {lacks}")
         return found
@@ -173,8 +173,7 @@ class _Run:
         """Tokens of the prompt cache that a run without a prompt goes on from."""
         if self.prompt_cache is None or self.texts.prompt is not None or self.request.purpose != "answer":
             return []
-        tokens = self.prompt_cache.tokens
-        return tokens if min(tokens, default=-1) >= 0 else []
+        return self.prompt_cache.known_tokens
 
     def _tell_of_going_on(self, held: list[int]) -> None:
         assert self.prompt_cache is not None
@@ -237,7 +236,7 @@ class _Run:
         shown = self.request.display_prompt
         if shown is None:
             shown = self.conversation is None and self.request.purpose == "answer"
-        text = self._answer(self.first, self.texts.prompt or "" if shown else "")
+        text = self._answer(self.first, (self.texts.prompt or "") if shown else "")
         if self.request.json_output:
             figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
             print(json.dumps({"text": text, **figures}, ensure_ascii=False), flush=True)

@@ -101,9 +101,8 @@ def _reordered(calibration: Calibration, target: str) -> Calibration:
         architecture = file.text("general.architecture")
     scales = {}
     for layer, scale in calibration.scales.items():
-        layout = rope_layout(
-            architecture, scale.shape[1]
-        )  # a converter orders whole heads, whatever RoPE turns of them
+        # a converter orders whole heads, whatever RoPE turns of them
+        layout = rope_layout(architecture, scale.shape[1])
         order = channel_order(scale.shape[1], original_layout(architecture, layout), layout)
         scales[layer] = scale if order is None else scale[:, order]
     return replace(calibration, scales=scales)

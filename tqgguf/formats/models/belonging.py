@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tqgguf.formats.errors import FormatError
-from tqgguf.formats.file_kind import FileKind, gguf_kind
+from tqgguf.formats.file_kind import FileKind, check_is_model
 from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.models.fingerprint import KEYS, Fingerprint, fingerprint_folder, fingerprint_gguf, read_fingerprint
@@ -47,9 +46,7 @@ class ModelIdentity:
         if Path(path).is_dir():
             return cls(readable(path), fingerprint_folder(path))
         with open_gguf(path) as file:
-            kind = gguf_kind(file.metadata.get, file.tensors)
-            if kind is not FileKind.MODEL:
-                raise FormatError(f"{file.path}: expected a model, found a {kind.value}")
+            check_is_model(file.path, file.metadata.get, file.tensors)
             return cls(readable(path), fingerprint_gguf(file))
 
 

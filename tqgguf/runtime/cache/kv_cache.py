@@ -171,7 +171,7 @@ class BlockKVCache(_BaseCache):
             return None
         if self.window is not None and self._first_needed(self.offset) > k_side.first_page:
             return None
-        growth = Growth((k_side, v_side), (keys, values), self.reading)
+        growth = Growth((k_side, v_side), (keys, values))
         scale, usage = _open_scale(k_side), self.usage
         watched = scale is not None or usage.observer is not None or self.layer in usage.unattended
         late = not watched and self.reading.grows_late(k_side.codec, v_side.codec, n_rows)

@@ -47,6 +47,12 @@ class PromptCache:
         return [] if self.snapshot is None else self.snapshot.tokens[: self.snapshot.n_cells].tolist()
 
     @property
+    def known_tokens(self) -> list[int]:
+        """The same, to go on from: none where the file does not say one of them."""
+        tokens = self.tokens
+        return tokens if min(tokens, default=-1) >= 0 else []
+
+    @property
     def chunk(self) -> int | None:
         """The grid on which the file's prompt was evaluated, if it says."""
         return (self.snapshot.chunk or None) if self.snapshot is not None else None

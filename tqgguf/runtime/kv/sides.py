@@ -52,6 +52,11 @@ class PageEncoder(Protocol):
     def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
         """f16 rows [n_kv_heads, tokens, head_dim] and new ones [1, ...] of any float type after them: f16."""
 
+    def join_sides(
+        self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
+    ) -> tuple[mx.array, mx.array]:
+        """`join` for K and V, which hold equally many tokens."""
+
     def host_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
         """New rows [1, n_kv_heads, tokens, head_dim] in a float type, by numpy; None where that does not serve."""
 
@@ -70,29 +75,21 @@ class Waiting:
         return self._view
 
 
-class Joiner(Protocol):
-    """The part of a reading that appends rows to K's and V's tails."""
-
-    def join_sides(
-        self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
-    ) -> tuple[mx.array, mx.array]:
-        """f16 rows and new ones after them."""
-
-
 class Growth:
     """New rows [1, n_kv_heads, rows, head_dim] of K and V that only make tails longer.
 
     The attention that reads them joins them; whoever else needs tails before that, or none attends, calls `join`.
     """
 
-    def __init__(self, sides: tuple[BlockSide, BlockSide], new: tuple[mx.array, mx.array], joiner: Joiner) -> None:
-        self.sides, self.new, self.joiner = sides, new, joiner
+    def __init__(self, sides: tuple[BlockSide, BlockSide], new: tuple[mx.array, mx.array]) -> None:
+        self.sides, self.new = sides, new
         self.rows: tuple[mx.array, mx.array] | None = None
 
     def join(self) -> tuple[mx.array, mx.array]:
         """Both tails with the new rows."""
         if self.rows is None:
-            self.take(self.joiner.join_sides((self.sides[0].tail, self.sides[1].tail), self.new))
+            k, v = self.sides
+            self.take(k.encoder.join_sides((k.tail, v.tail), self.new))
         assert self.rows is not None
         return self.rows
 
