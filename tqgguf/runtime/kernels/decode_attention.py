@@ -26,9 +26,8 @@ from tqgguf.runtime.kernels.launch import (
     Threads,
     position_array,
     sizes_array,
-    sizes_of,
 )
-from tqgguf.runtime.kernels.pages import JOIN, join_with
+from tqgguf.runtime.kernels.pages import join_sizes, join_with
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
 from tqgguf.runtime.kv.side_view import PAGE, SideView, prefix_length
 
@@ -236,7 +235,7 @@ class _Same:
 @lru_cache(maxsize=16)
 def _compiled_step(launcher: Launcher, plan: _Plan, calls: tuple[Call, Call], inputs: _Same, sizes: _Same) -> Any:
     """A step's three kernels as one function of arrays; it is traced again for every length of the tails."""
-    join_sizes = sizes_of(JOIN, k_dim=plan.k_dim, v_dim=plan.v_dim)
+    sizes_of_join = join_sizes(plan.k_dim, plan.v_dim)
 
     def step(
         tails: tuple[mx.array, mx.array],
@@ -246,7 +245,7 @@ def _compiled_step(launcher: Launcher, plan: _Plan, calls: tuple[Call, Call], in
         sinks: mx.array,
         of_layer: list[mx.array],
     ) -> tuple[mx.array, ...]:
-        rows = join_with(launcher, tails, new, join_sizes, positions[0])
+        rows = join_with(launcher, tails, new, sizes_of_join, positions[0])
         filled = list(inputs.value)
         for place, array in zip(_PLACES_OF_LAYER, of_layer, strict=True):
             filled[place] = array

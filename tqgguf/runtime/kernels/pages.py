@@ -37,7 +37,11 @@ DECODE = Kernel(
     ("first_head", "n_heads", "start", "n_coded", "codes_page", "n_prefix", "own_first", "n_own"),
 )
 JOIN = Kernel(
-    "join_rows", (), ("k_tail", "k_new", "v_tail", "v_new", "sizes", "position"), ("k", "v"), ("k_dim", "v_dim")
+    "join_rows",
+    (),
+    ("k_tail", "k_new", "v_tail", "v_new", "sizes", "position"),
+    ("k", "v"),
+    ("k_dim", "v_dim", "capacity", "n_new"),
 )
 _ROWS_OF_A_SIMDGROUP = 8  # that decoding gives to each, where there are many
 _SIMDGROUPS_OF_A_ROW = 4  # that copy it
@@ -212,8 +216,24 @@ def join_rows(
     """
     held = given(tails[0], mx.float16), given(tails[1], mx.float16)
     n_held = 0 if tails[0] is None else tails[0].shape[1]
-    sizes = sizes_of(JOIN, k_dim=new[0].shape[3], v_dim=new[1].shape[3])
-    return join_with(launcher, held, new, sizes, position_array(n_held), n_held)
+    return join_with(launcher, held, new, join_sizes(new[0].shape[3], new[1].shape[3]), position_array(n_held), n_held)
+
+
+def join_sizes(k_dim: int, v_dim: int, capacity: int = 0, n_new: int = 0) -> mx.array:
+    """The sizes that joining goes by. capacity, n_new: for tails of fixed length only."""
+    return sizes_of(JOIN, k_dim=k_dim, v_dim=v_dim, capacity=capacity, n_new=n_new)
+
+
+def join_in_place(
+    launcher: Launcher, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], n_held: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Tails f16 [n_kv_heads, PAGE, head_dim] of K and V with new rows [1, n_kv_heads, rows, head_dim] written from row
+    n_held on, which is int32 [8] and counts in its first entry; tails of the same length."""
+    _, n_heads, n_new, k_dim = new[0].shape
+    sizes = join_sizes(k_dim, new[1].shape[3], PAGE, n_new)
+    call = _prepare_join(launcher, n_heads, PAGE)
+    k, v = call((tails[0], new[0], tails[1], new[1], sizes, n_held), [tail.shape for tail in tails])
+    return k, v
 
 
 def join_with(
