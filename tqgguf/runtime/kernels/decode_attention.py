@@ -225,6 +225,29 @@ def grow_and_attend(
     return out, k_rows, v_rows
 
 
+def attend_in_page(
+    launcher: Launcher,
+    q: mx.array,
+    k: SideView,
+    v: SideView,
+    *,
+    page: int,
+    position: mx.array,
+    scale: float,
+    window: int | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """`attend_blocks` of rows from a position in `page` on that is int32 [8] and counts in its first entry.
+
+    Both sides are of block types, and their rows are tails of that page, f16 [n_kv_heads, PAGE, head_dim], filled up to
+    the last query's: nothing in the graph depends on how far the page is filled.
+    """
+    own_start = page * PAGE
+    first_page = _first_page(k, v, own_start, window)
+    made = _prepare(launcher, q, k, v, own_start, own_start, first_page, scale, window, sinks is not None)
+    return made.answer(q, (k.rows, v.rows), position, _given_sinks(sinks))
+
+
 @dataclass(frozen=True)
 class _Same:
     """Equal to whatever of this class: what follows from the other arguments of a cached function."""
