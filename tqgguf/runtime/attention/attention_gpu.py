@@ -14,10 +14,11 @@ from typing import Any
 import mlx.core as mx
 
 from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.readings import MlxReading, Reads
-from tqgguf.runtime.kernels.decode_attention import attend_blocks, grow_and_attend
+from tqgguf.runtime.kernels.decode_attention import attend_blocks, attend_in_page, grow_and_attend
 from tqgguf.runtime.kernels.launch import Launcher
-from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_rows
+from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_in_page, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, prefix_length
@@ -94,6 +95,35 @@ class KernelReading(MlxReading):
 
     def grows_late(self, k: Codec, v: Codec, n_rows: int) -> bool:
         return n_rows <= self.most_rows and is_supported(k) and is_supported(v)
+
+    def compiles(self, k: Codec, v: Codec) -> bool:
+        return is_supported(k) and is_supported(v) and not k.is_float and not v.is_float
+
+    def compiled(self, function: Any) -> Any:
+        return self.launcher.compiled(function)
+
+    def join_in_page(
+        self, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], n_held: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        return join_in_page(self.launcher, tails, new, n_held)
+
+    def answer_in_page(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        *,
+        page: int,
+        position: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        if q.dtype not in _QUERY_TYPES:
+            raise RequestError(f"expected queries of f16, bf16 or f32, found {q.dtype}")
+        return attend_in_page(
+            self.launcher, q, k, v, page=page, position=position, scale=scale, window=window, sinks=sinks
+        )
 
     def dequantise_late(self, side: SideView, offset: int, new: mx.array) -> mx.array:
         dtype, start = new.dtype, side.pages_start * PAGE

@@ -74,7 +74,7 @@ class Step:
 
     def attend(self, q: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
         """Attention of q [1, n_heads, rows, head_dim] from the blocks. RequestError: queries of another shape."""
-        self._check_queries(q, sinks)
+        self.check_queries(q, sinks)
         self.usage.unattended.discard(self.layer)
         self.usage.by_fallback -= self._n_reads
         if self.scale is not None:
@@ -114,7 +114,7 @@ class Step:
             own_from_blocks=self.own_from_blocks,
         )
 
-    def _check_queries(self, q: mx.array, sinks: mx.array | None) -> None:
+    def check_queries(self, q: mx.array, sinks: mx.array | None) -> None:
         """RequestError for queries that do not belong to the step's keys: what reads them in C checks nothing."""
         n_kv_heads, _, head_dim = self.k.rows.shape
         batch, n_heads, n_rows, width = q.shape if q.ndim == 4 else (0, 0, 0, 0)

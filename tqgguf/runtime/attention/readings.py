@@ -167,6 +167,37 @@ class Reading(Protocol):
         """`answer`, and K's and V's tails with the new rows; None where `answer` is to be asked."""
         return None
 
+    def compiles(self, k: Codec, v: Codec) -> bool:
+        """Whether `join_in_page` and `answer_in_page` serve sides of these codecs."""
+        return False
+
+    def compiled(self, function: Any) -> Any:
+        """A function of arrays whose shapes do not change from call to call, as MLX compiles it where that can be."""
+        return function
+
+    def join_in_page(
+        self, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], n_held: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """K's and V's tails of fixed length, f16 [n_kv_heads, PAGE, head_dim], with one new row [1, n_kv_heads, 1,
+        head_dim] each after the rows that are held; n_held: int32 [8], of which the first counts."""
+        raise NotImplementedError
+
+    def answer_in_page(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        *,
+        page: int,
+        position: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """`attend.attend` of one row in `page`, whose position is int32 [8] (the first counts); sides' rows are tails
+        as `join_in_page` has them. Reads nothing on the host."""
+        raise NotImplementedError
+
     def matmul(self, a: Any, b: Any) -> Any:
         """float32 [n, rows, inner] @ [n, inner, columns]."""
 
@@ -261,6 +292,56 @@ class MlxReading(Reading):
 
     def matmul(self, a: Any, b: Any) -> Any:
         return mx.matmul(a, b)
+
+    def compiles(self, k: Codec, v: Codec) -> bool:
+        return not k.is_float and not v.is_float
+
+    def compiled(self, function: Any) -> Any:
+        return mx.compile(function)
+
+    def join_in_page(
+        self, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], n_held: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        is_new = (mx.arange(PAGE) == n_held[0])[None, :, None]
+        k, v = (mx.where(is_new, block_ops.to_f16(row)[0], tail) for tail, row in zip(tails, new, strict=True))
+        return k, v
+
+    def answer_in_page(
+        self,
+        q: mx.array,
+        k: SideView,
+        v: SideView,
+        *,
+        page: int,
+        position: mx.array,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        at, end = position[0], page * PAGE
+        start = max(k.pages_start, v.pages_start) * PAGE
+        keys, values = (self._rows_in_page(side, start, end) for side in (k, v))
+        places = mx.arange(start, end + PAGE)
+        seen = places <= at if window is None else (places <= at) & (places > at - window)
+        out = mx.fast.scaled_dot_product_attention(
+            q.astype(mx.float32),
+            keys[None],
+            mx.where(seen[:, None], values, 0.0)[None],  # rows that are not there yet may hold anything
+            scale=scale,
+            mask=seen[None],
+            sinks=None if sinks is None else sinks.astype(mx.float32),
+        )
+        return out.astype(q.dtype)
+
+    def _rows_in_page(self, side: SideView, start: int, end: int) -> mx.array:
+        """float32 [n_kv_heads, end - start + PAGE, head_dim] in original axes: pages as blocks, then the tail."""
+        if start == end:
+            return side.rows.astype(mx.float32)
+        blocks = side.decoded(start // PAGE, end // PAGE)
+        parts = [blocks, side.rows]
+        if side.prefix is not None and start == 0:
+            parts = [side.prefix, blocks[:, side.prefix.shape[1] :], side.rows]
+        return mx.concatenate([part.astype(mx.float32) for part in parts], axis=1)
 
     def rotate(self, side: SideView, x: Any) -> Any:
         return block_ops.rotate(side.codec.rotation, x)

@@ -25,6 +25,7 @@ from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
+from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.rope_layout import rope_layouts
 from tqgguf.runtime.kv.rows import check_rows, kind_of_rows
@@ -80,7 +81,7 @@ class BlockKVCache(_BaseCache):
         self.channel_scale = None if channel_scale is None else checked_scale(channel_scale, f"layer {self.layer}")
         self.offset = 0
         self._sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None = None
-        self._growth: Growth | None = None
+        self._growth: Growth | LentTails | None = None
         self._last_kind: Any = None
 
     @property
@@ -94,6 +95,21 @@ class BlockKVCache(_BaseCache):
     @sides.setter
     def sides(self, sides: tuple[BlockSide | FloatSide, BlockSide | FloatSide] | None) -> None:
         self._sides, self._growth = sides, None
+
+    def lend(self, tails: LentTails) -> None:
+        """Leave the tails to `compiled_steps` until somebody asks for the sides."""
+        self._growth = tails
+
+    def has_lent(self, tails: LentTails) -> bool:
+        """Whether these are the tails that are lent, and nobody has asked for them since."""
+        return self._growth is tails
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody is to see the queries of the next step, or has not seen those of the last one."""
+        usage = self.usage
+        open_scale = self._sides is not None and _open_scale(self._sides[0]) is not None
+        return open_scale or usage.observer is not None or self.layer in usage.unattended
 
     def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
         types, rope = self.settings.types, self.settings.rope
@@ -172,9 +188,8 @@ class BlockKVCache(_BaseCache):
         if self.window is not None and self._first_needed(self.offset) > k_side.first_page:
             return None
         growth = Growth((k_side, v_side), (keys, values))
-        scale, usage = _open_scale(k_side), self.usage
-        watched = scale is not None or usage.observer is not None or self.layer in usage.unattended
-        late = not watched and self.reading.grows_late(k_side.codec, v_side.codec, n_rows)
+        scale = _open_scale(k_side)
+        late = not self.is_watched and self.reading.grows_late(k_side.codec, v_side.codec, n_rows)
         if late:
             k_rows, v_rows = k_side.tail, v_side.tail
         else:

@@ -23,6 +23,7 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.formats.snapshots.snapshot import Snapshot
 from tqgguf.runtime.attention.hook import Usage
 from tqgguf.runtime.attention.readings import Reads
+from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache, can_go_back, make_prompt_cache
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK, round_chunk
@@ -100,6 +101,7 @@ class Session:
         self.usage = Usage(strict=strict)
         self.keeps_pages = keeps_pages
         self.cache = self._new_cache()
+        self._steps = CompiledSteps(loaded.last_logits)
         self.tokens: list[int] = []
         """Token ids that the cache holds."""
         self.pieces = PromptPieces(self.chunk)
@@ -237,7 +239,9 @@ class Session:
         self._torn = True
         logits: mx.array | None = None
         if want_logits:
-            logits = self.loaded.last_logits(tokens, self.cache)
+            logits = self._steps.step(tokens, self.cache) if len(ids) == 1 else None
+            if logits is None:
+                logits = self.loaded.last_logits(tokens, self.cache)
         else:
             self.loaded.fill(tokens, self.cache)
         end = len(self.tokens) + len(ids)

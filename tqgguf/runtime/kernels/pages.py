@@ -224,7 +224,7 @@ def join_sizes(k_dim: int, v_dim: int, capacity: int = 0, n_new: int = 0) -> mx.
     return sizes_of(JOIN, k_dim=k_dim, v_dim=v_dim, capacity=capacity, n_new=n_new)
 
 
-def join_in_place(
+def join_in_page(
     launcher: Launcher, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], n_held: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Tails f16 [n_kv_heads, PAGE, head_dim] of K and V with new rows [1, n_kv_heads, rows, head_dim] written from row

@@ -1,0 +1,34 @@
+"""A layer's tails in arrays of a page's length, while steps of fixed shapes fill them. Knows nothing of those steps."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.kv.sides import BlockSide
+
+
+class LentTails:
+    """K's and V's rows after their last whole page, f16 [n_kv_heads, PAGE, head_dim], of which the first n_rows are
+    there. The sides get them back by `join`, and not before."""
+
+    def __init__(self, sides: tuple[BlockSide, BlockSide]) -> None:
+        self._sides = sides
+        tails = [side.tail for side in sides]
+        self.n_rows = 0 if tails[0] is None else tails[0].shape[1]
+        k, v = (_padded(side, self.n_rows) for side in sides)
+        self.rows: tuple[mx.array, mx.array] = k, v
+
+    def take(self, rows: tuple[mx.array, mx.array], n_rows: int) -> None:
+        """Other arrays in which n_rows are there."""
+        self.rows, self.n_rows = rows, n_rows
+
+    def join(self) -> None:
+        """Give the sides their tails."""
+        for side, rows in zip(self._sides, self.rows, strict=True):
+            side.tail = rows[:, : self.n_rows] if self.n_rows else None
+
+
+def _padded(side: BlockSide, n_rows: int) -> mx.array:
+    missing = mx.zeros((side.n_heads or 0, PAGE - n_rows, side.codec.head_dim), dtype=mx.float16)
+    return missing if side.tail is None else mx.concatenate([side.tail, missing], axis=1)
