@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from covering import pairwise
+from emulator.checked import CheckedLauncher
 from emulator.exporter import metal_text
-from emulator.front_end import complaints, cuda_complaints
+from emulator.front_end import complaints
 from emulator.launcher import EmulatedLauncher
 
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
@@ -19,33 +19,13 @@ from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime import selftest
 from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.readings import NumpyReading
-from tqgguf.runtime.kernels import decode_attention, types
+from tqgguf.runtime.kernels import decode_plan, types
 from tqgguf.runtime.kernels.geometry import FAMILIES, SUMS_WORDS, decode_geometry
 from tqgguf.runtime.kernels.launch import Kernel, text_of
 from tqgguf.runtime.kernels.pages import encode_pages
 from tqgguf.runtime.selftest import SHAPES, Case, Outcome
 
 ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
-
-
-class CheckedLauncher(EmulatedLauncher):
-    """Asks clang's front end too, of the text as Metal with its address spaces, and as CUDA; once for each."""
-
-    def launch(self, kernel, inputs, template, threads, outputs):
-        assert front_end(metal_text(kernel, inputs, template, threads, outputs)) == []
-        key = kernel, template, threads.simdgroups, tuple(inputs[name].dtype for name in kernel.inputs)
-        if key not in seen_as_cuda:
-            seen_as_cuda[key] = cuda_complaints(kernel, inputs, template, threads, outputs)
-        assert seen_as_cuda[key] == []
-        return super().launch(kernel, inputs, template, threads, outputs)
-
-
-seen_as_cuda: dict[object, list[str]] = {}
-
-
-@lru_cache(maxsize=512)
-def front_end(text: str) -> list[str]:
-    return complaints(text)
 
 
 def reading(seed: int = 1, defines: tuple[str, ...] = ()) -> KernelReading:
@@ -136,7 +116,7 @@ def test_every_barrier_of_decode_attention_is_needed(which: int, monkeypatch: py
             else found
         )
 
-    n_in_body = decode_attention.ATTENTION.body().count(BARRIER)
+    n_in_body = decode_plan.ATTENTION.body().count(BARRIER)
     n_in_parts = text_of("attention_parts.metal").count(BARRIER)
     assert n_in_body + n_in_parts == 4
     if which < n_in_body:
@@ -198,13 +178,13 @@ def declared_bytes(geometry, k, v) -> int:
 def test_a_kernel_is_refused_what_the_front_end_cannot_read() -> None:
     # that the checks above see the text at all
     text = metal_text(
-        decode_attention.MERGE,
+        decode_plan.MERGE,
         {
             **{name: mx.zeros((8,)) for name in ("sums", "statistics", "v_signs", "sinks")},
             "sizes": mx.zeros((32,), dtype=mx.int32),
         },
-        (("T", mx.float16), ("V_DIM", 64), ("V_ROTATION", 64), ("TILES", 1), ("SINKS", False)),
-        decode_attention.Threads((1, 1, 1), 4),
+        (("T", mx.float16), ("V_DIM", 64), ("V_ROTATION", 64), ("TILES", 1), ("SINKS", False), ("BATCHED", False)),
+        decode_plan.Threads((1, 1, 1), 4),
         [((8,), mx.float16)],
     )
     assert complaints(text) == []

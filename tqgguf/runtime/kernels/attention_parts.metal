@@ -137,10 +137,12 @@ inline void score(const thread StepKeys<L, KEY_TILES>& keys, SHARED_POINTER(half
 }
 
 // Sixteen pages' means as if they were keys: pages first .. first + 15, those after `last` as `last`. stride: values.
-template <class L>
-inline void load_means(const device half* means, uint stride, uint first, uint last, uint lane, thread StepKeys<L, 1>& keys) {
+// PAGED: page i lies in slots[i].
+template <class L, bool PAGED>
+inline void load_means(const device half* means, const device int* slots, uint stride, uint first, uint last, uint lane, thread StepKeys<L, 1>& keys) {
   UNROLL for (int e = 0; e < 2; ++e) {
-    const device uchar* row = (const device uchar*)(means + metal::min(first + key_of(row_of(lane)) + uint(2 * e), last) * stride);
+    const uint page = metal::min(first + key_of(row_of(lane)) + uint(2 * e), last);
+    const device uchar* row = (const device uchar*)(means + (PAGED ? uint(slots[page]) : page) * stride);
     UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, pair_of(lane), keys.low[0][e][g], keys.high[0][e][g]);
   }
 }

@@ -3,6 +3,9 @@
   // Splits below n_coded read whole pages as blocks, each simdgroup a run of steps; the last one reads the exact prefix and
   // the own page in f16. Writes sums f32 [kv heads, chunks, splits, 8 * TILES, V_DIM] (coded: in V's rotated domain) and
   // statistics f32 [..., 8 * TILES, 2].
+  // BATCHED: grid y is sequence * KV heads + head, and so are the first axes of queries, tails and channel scales. position
+  // has two numbers for each sequence, its first query's position and how many of the rows are its own (the others' answers
+  // mean nothing). Pages of all sequences lie in slots of one pool; `sizes` ends with their slots, int32 [sequences, columns].
   using namespace tq;
   constexpr int STEP = 16 * KEY_TILES;
   constexpr int SLICES = V_DIM / 16;
@@ -23,12 +26,13 @@
   SHARED(float, maxima, SIMDGROUPS * 8 * TILES);
   SHARED(float, weight_sums, SIMDGROUPS * 8 * TILES);
 
-  const uint head = threadgroup_position_in_grid.y, split = threadgroup_position_in_grid.x;
-  const uint n_heads = threadgroups_per_grid.y, n_splits = threadgroups_per_grid.x;
+  const uint any_head = threadgroup_position_in_grid.y, split = threadgroup_position_in_grid.x;  // of all sequences
+  const uint n_heads = BATCHED ? uint(sizes[AT_n_kv_heads]) : threadgroups_per_grid.y, n_splits = threadgroups_per_grid.x;
+  const uint sequence = BATCHED ? any_head / n_heads : 0u, head = BATCHED ? any_head % n_heads : any_head;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
-  const uint group_size = uint(sizes[AT_group_size]), n_rows = uint(sizes[AT_n_rows]), offset = uint(position[0]);
-  const uint n_coded = uint(sizes[AT_n_coded]), own_start = uint(sizes[AT_own_start]);
-  const uint n_prefix = uint(sizes[AT_n_prefix]), window = uint(sizes[AT_window]);
+  const uint group_size = uint(sizes[AT_group_size]), n_rows = uint(sizes[AT_n_rows]), offset = uint(position[2u * sequence]);
+  const uint n_coded = uint(sizes[AT_n_coded]), own_start = BATCHED ? offset / 128u * 128u : uint(sizes[AT_own_start]);
+  const uint window = uint(sizes[AT_window]);
   const uint first_column = threadgroup_position_in_grid.z * uint(8 * TILES), n_columns = group_size * n_rows;
 
   // A column sees keys whose distance to its position is below `window`; 0 stands for all.
@@ -38,16 +42,20 @@
   // Coded: the threadgroup's run of steps, over which its simdgroups take turns. Else steps of the exact prefix, then of
   // the own page. The first step's keys are on their way while queries are prepared.
   const uint steps_of_page = uint(128 / STEP);
-  const uint first_page = uint(sizes[AT_first_page]), n_pages = own_start / 128u - first_page;
-  const uint n_own = offset + n_rows - own_start;
+  const uint first_seen = offset >= reach ? (offset - reach + 1u) / 128u : 0u;
+  const uint first_page = BATCHED ? first_seen : uint(sizes[AT_first_page]), n_pages = own_start / 128u - first_page;
+  const uint n_own = offset + (BATCHED ? uint(position[2u * sequence + 1u]) : n_rows) - own_start;
+  const uint n_prefix = BATCHED && (first_page > 0u || own_start == 0u) ? 0u : uint(sizes[AT_n_prefix]);
   const uint prefix_steps = (n_prefix + uint(STEP) - 1u) / uint(STEP);
   const uint n_steps = is_coded ? n_pages * steps_of_page : prefix_steps + (n_own + uint(STEP) - 1u) / uint(STEP);
   const uint end = is_coded ? (split + 1u) * n_steps / n_coded : n_steps;
   uint step = (is_coded ? split * n_steps / n_coded : 0u) + simdgroup;
   const uint k_first = first_page - uint(sizes[AT_k_page]), v_first = first_page - uint(sizes[AT_v_page]);
+  const device int* slots = sizes + (BATCHED ? uint(AT_table) + sequence * uint(sizes[AT_table_columns]) + first_page : 0u);
+  uint slot = BATCHED && is_coded && step < end ? uint(slots[step / steps_of_page]) : 0u;  // of the step's page
   const uint k_stride = K_TYPE == F16 ? n_heads * uint(CodedK::part::row_bytes) : uint(CodedK::part::row_bytes);
   const uint v_stride = V_TYPE == F16 ? n_heads * uint(CodedV::part::row_bytes) : uint(CodedV::part::row_bytes);
-#define row_index(first) ((((first) + step / steps_of_page) * n_heads + head) * 128u + step % steps_of_page * uint(STEP))
+#define row_index(first) (((BATCHED ? slot : (first) + step / steps_of_page) * n_heads + head) * 128u + step % steps_of_page * uint(STEP))
 #define ROWS_OF(TYPE, codes, scales_plane, layout, stride, first)                                                                   \
   StepRows<false> {                                                                                                                  \
     (const device uchar*)codes + (TYPE == F16 ? ulong((first) * 128u + step * uint(STEP)) * ulong(stride) + head * uint(layout::part::row_bytes) \
@@ -57,10 +65,10 @@
   StepKeys<CodedK, KEY_TILES> keys;
   StepKeys<PlainK, 1> means_of_lane;
   uint means_page = step / steps_of_page;  // pages since first_page
-  const device half* means = (const device half*)page_means + (k_first * n_heads + head) * uint(K_DIM);
+  const device half* means = (const device half*)page_means + ((BATCHED ? 0u : k_first * n_heads) + head) * uint(K_DIM);
   if (is_coded && step < end) {
     keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
-    if (CENTRED) load_means<PlainK>(means, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
+    if (CENTRED) load_means<PlainK, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
   }
 
   // Queries: in original axes brought below 2 by a power of two (so that f16 queries stay exact), and as blocks have them.
@@ -70,7 +78,7 @@
     float most = 0.0f;
     const uint column = first_column + c;
     UNROLL for (int i = 0; i < PER_LANE; ++i) {
-      x[i] = column < n_columns ? float(q[(head * n_columns + (column < n_columns ? column : 0u)) * uint(K_DIM) + uint(i) * 32u + lane]) : 0.0f;
+      x[i] = column < n_columns ? float(q[(any_head * n_columns + (column < n_columns ? column : 0u)) * uint(K_DIM) + uint(i) * 32u + lane]) : 0.0f;
       most = metal::max(most, metal::abs(x[i]));
     }
     const float power = power_below(simd_max(most)), inverse = power > 0.0f ? 1.0f / power : 0.0f;
@@ -78,7 +86,7 @@
     UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= inverse;
     store_query<PlainK, PER_LANE>(x, plain_query, c, lane);
     if (SCALED) {
-      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] /= channel_scale[head * uint(K_DIM) + uint(i) * 32u + lane];
+      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] /= channel_scale[any_head * uint(K_DIM) + uint(i) * 32u + lane];
     }
     rotate<PER_LANE, K_ROTATION>(x, k_signs, lane);
     most = 0.0f;
@@ -110,7 +118,7 @@
 
   Running<SLICES, TILES> running;
   running.clear();
-  const uint place = ((head * threadgroups_per_grid.z + threadgroup_position_in_grid.z) * n_splits + split) * uint(8 * TILES);
+  const uint place = ((any_head * threadgroups_per_grid.z + threadgroup_position_in_grid.z) * n_splits + split) * uint(8 * TILES);
 
   if (is_coded) {
     // keys that some column must not see: of the exact prefix, and those before the last row's window
@@ -125,13 +133,14 @@
 
     StepValues<CodedV, KEY_TILES, V_TILED> values;
     for (; step < end;) {
+      const uint next_slot = BATCHED && step + uint(SIMDGROUPS) < end ? uint(slots[(step + uint(SIMDGROUPS)) / steps_of_page]) : 0u;
       values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first), lane);
       if (CENTRED && step / steps_of_page != page) {
         page = step / steps_of_page;
         if (page >= means_page + 16u) {
           means_page = page;
           StepKeys<PlainK, 1> next_means;
-          load_means<PlainK>(means, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, next_means);
+          load_means<PlainK, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, next_means);
           score<PlainK, TILES, 1>(next_means, plain_query, plain_factor, nothing, table, k_address, lane, mean_products);
         }
         const uint i = page - means_page;  // key_of(row) + 2 * e == i
@@ -143,6 +152,7 @@
       score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
       const uint first_key = first_page * 128u + step * uint(STEP);
       step += uint(SIMDGROUPS);
+      slot = next_slot;
       if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
       if (first_key < all_see) {
         UNROLL for (int u = 0; u < KEY_TILES; ++u)
@@ -165,8 +175,8 @@
       const device half* v_at = (in_prefix ? (const device half*)v_prefix : (const device half*)v_rows);
       // no distance from head to head: the own rows of all heads lie together, as many as there are
       const uint k_head = uint(sizes[AT_k_head + at]), v_head = uint(sizes[AT_v_head + at]);
-      k_at += ulong(head) * ulong(k_head ? k_head : n_own * uint(K_DIM)) + ulong(uint(sizes[AT_k_start + at]) + first * k_token);
-      v_at += ulong(head) * ulong(v_head ? v_head : n_own * uint(V_DIM)) + ulong(uint(sizes[AT_v_start + at]) + first * v_token);
+      k_at += ulong(any_head) * ulong(k_head ? k_head : n_own * uint(K_DIM)) + ulong(uint(sizes[AT_k_start + at]) + first * k_token);
+      v_at += ulong(any_head) * ulong(v_head ? v_head : n_own * uint(V_DIM)) + ulong(uint(sizes[AT_v_start + at]) + first * v_token);
       const uint last = count - 1u - first;
       StepKeys<PlainK, KEY_TILES> own_keys;
       StepValues<PlainV, KEY_TILES, false> values;

@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from tqgguf.formats.blocks.codec import Codec
-from tqgguf.runtime.kernels.geometry import (
-    COLUMNS_OF_A_TILE,
-    FAMILIES,
-    TILE_KEYS,
-    DecodeGeometry,
-    decode_geometry,
-    n_coded_splits,
+from tqgguf.runtime.kernels.decode_plan import (
+    ATTENTION,
+    Plan,
+    answer_with,
+    calls_for,
+    given_sinks,
+    plan_for,
 )
-from tqgguf.runtime.kernels.launch import (
-    Call,
-    Kernel,
-    Launcher,
-    Template,
-    Threads,
-    position_array,
-    sizes_array,
-)
+from tqgguf.runtime.kernels.launch import Call, Launcher, position_array, sizes_array
 from tqgguf.runtime.kernels.pages import join_sizes, join_with
-from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, given, group_of, nothing, rotation_size, signs
+from tqgguf.runtime.kernels.types import given, nothing
 from tqgguf.runtime.kv.side_view import PAGE, SideView, prefix_length
-
-_SIZES = (
-    *("group_size", "n_rows", "n_coded", "own_start", "n_prefix", "window", "first_page", "k_page", "v_page"),
-    # of own rows, then of the exact prefix, as `_Float` has them
-    *(f"{side}_{what}{where}" for side in "kv" for what in ("token", "head", "start") for where in ("", "_of_prefix")),
-)
-ATTENTION = Kernel(
-    "decode_attention",
-    ("codes.metal", "vectors.metal", "attention_parts.metal"),
-    (
-        *("q", "k_codes", "k_scales", "v_codes", "v_scales", "page_means", "channel_scale", "k_rows", "v_rows"),
-        *("k_prefix", "v_prefix", "k_book", "v_book", "k_signs", "factors", "sizes", "position"),
-    ),
-    ("sums", "statistics"),
-    _SIZES,
-)
-MERGE = Kernel(
-    "merge_partials",
-    ("codes.metal", "vectors.metal"),
-    ("sums", "statistics", "v_signs", "sinks", "sizes"),
-    ("out",),
-    _SIZES,
-)
 
 
 class _Float(NamedTuple):
@@ -64,72 +31,6 @@ class _Float(NamedTuple):
     start: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What calls for the same codecs and numbers of heads and rows share; the same object for the same."""
-
-    k_dim: int
-    v_dim: int
-
-    geometry: DecodeGeometry
-    n_chunks: int
-    columns: int
-    template: Template
-    merge_template: Template
-    constants: dict[str, mx.array]
-    v_signs: mx.array
-
-
-@lru_cache(maxsize=256)
-def _plan(
-    family: str,
-    k: Codec,
-    v: Codec,
-    n_columns: int,
-    scale: float,
-    centred: bool,
-    scaled: bool,
-    with_sinks: bool,
-    tiled: bool,
-    dtype: mx.Dtype,
-) -> _Plan:
-    geometry = decode_geometry(FAMILIES[family], k, v, n_columns)
-    columns = COLUMNS_OF_A_TILE * geometry.column_tiles
-    template = {
-        "K_TYPE": KERNEL_TYPES[k.cache_type],
-        "K_DIM": k.head_dim,
-        "K_GROUP": group_of(k),
-        "K_ROTATION": rotation_size(k),
-        "V_TYPE": KERNEL_TYPES[v.cache_type],
-        "V_DIM": v.head_dim,
-        "V_GROUP": group_of(v),
-        "TILES": geometry.column_tiles,
-        "KEY_TILES": geometry.walk.key_tiles,
-        "K_COPIES": geometry.k_copies,
-        "V_COPIES": geometry.v_copies,
-        "ONE_TABLE": geometry.one_table,
-        "CENTRED": centred,
-        "SCALED": scaled,
-        "V_TILED": tiled,
-    }
-    merge_template = {
-        "T": dtype,
-        "V_DIM": v.head_dim,
-        "V_ROTATION": rotation_size(v),
-        "TILES": geometry.column_tiles,
-        "SINKS": with_sinks,
-    }
-    constants = {
-        "k_book": book(k),
-        "v_book": book(v),
-        "k_signs": signs(k),
-        "factors": mx.full((8,), scale, dtype=mx.float32),
-    }
-    templates = tuple(template.items()), tuple(merge_template.items())
-    mx.eval(constants, signs(v), nothing(mx.float16), nothing(mx.float32))  # compiled functions would make them anew
-    return _Plan(k.head_dim, v.head_dim, geometry, -(-n_columns // columns), columns, *templates, constants, signs(v))
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """All of a step but its queries and own rows, which the steps of one page share: see `SideView.kept`.
@@ -138,29 +39,15 @@ class _Prepared:
     """
 
     v: SideView
-    plan: _Plan
+    plan: Plan
     calls: tuple[Call, Call]
     inputs: list[mx.array]
     sizes: mx.array
 
     def answer(self, q: mx.array, rows: tuple[mx.array, mx.array], position: mx.array, sinks: mx.array) -> mx.array:
-        return _answer(self.calls, self.inputs, q, rows, position, (self.plan.v_signs, sinks, self.sizes))
+        return answer_with(self.calls, self.inputs, q, rows, position, (self.plan.v_signs, sinks, self.sizes))
 
 
-def _answer(
-    calls: tuple[Call, Call],
-    inputs: Sequence[mx.array],
-    q: mx.array,
-    rows: tuple[mx.array, mx.array],
-    position: mx.array,
-    of_merge: tuple[mx.array, mx.array, mx.array],
-) -> mx.array:
-    given_inputs = list(inputs)
-    given_inputs[_Q], given_inputs[_K_ROWS], given_inputs[_V_ROWS], given_inputs[_POSITION] = q, *rows, position
-    return calls[1]((*calls[0](given_inputs), *of_merge))[0]
-
-
-_Q, _K_ROWS, _V_ROWS, _POSITION = (ATTENTION.inputs.index(name) for name in ("q", "k_rows", "v_rows", "position"))
 _OF_LAYER = ("k_codes", "k_scales", "v_codes", "v_scales", "page_means", "channel_scale", "k_prefix", "v_prefix")
 _PLACES_OF_LAYER = tuple(ATTENTION.inputs.index(name) for name in _OF_LAYER)
 
@@ -191,7 +78,7 @@ def attend_blocks(
         prepared = _prepare(launcher, q, k, v, own_start, end, first_page, scale, window, sinks is not None)
         if _is_own_page(k, own_start, end) and _is_own_page(v, own_start, end):
             k.kept[key] = prepared
-    return prepared.answer(q, (_as_held(k), _as_held(v)), position_array(offset), _given_sinks(sinks))
+    return prepared.answer(q, (_as_held(k), _as_held(v)), position_array(offset), given_sinks(sinks))
 
 
 def grow_and_attend(
@@ -221,7 +108,7 @@ def grow_and_attend(
         step = _compiled_step(launcher, made.plan, made.calls, _Same(made.inputs), _Same(made.sizes))
         kept = k.kept[key] = v.kept, step, [made.inputs[place] for place in _PLACES_OF_LAYER]
     positions = position_array(offset - own_start), position_array(offset)
-    out, k_rows, v_rows = kept[1]((k.rows, v.rows), new, q, positions, _given_sinks(sinks), kept[2])
+    out, k_rows, v_rows = kept[1]((k.rows, v.rows), new, q, positions, given_sinks(sinks), kept[2])
     return out, k_rows, v_rows
 
 
@@ -245,7 +132,7 @@ def attend_in_page(
     own_start = page * PAGE
     first_page = _first_page(k, v, own_start, window)
     made = _prepare(launcher, q, k, v, own_start, own_start, first_page, scale, window, sinks is not None)
-    return made.answer(q, (k.rows, v.rows), position, _given_sinks(sinks))
+    return made.answer(q, (k.rows, v.rows), position, given_sinks(sinks))
 
 
 @dataclass(frozen=True)
@@ -256,7 +143,7 @@ class _Same:
 
 
 @lru_cache(maxsize=16)
-def _compiled_step(launcher: Launcher, plan: _Plan, calls: tuple[Call, Call], inputs: _Same, sizes: _Same) -> Any:
+def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call], inputs: _Same, sizes: _Same) -> Any:
     """A step's three kernels as one function of arrays; it is traced again for every length of the tails."""
     sizes_of_join = join_sizes(plan.k_dim, plan.v_dim)
 
@@ -272,7 +159,7 @@ def _compiled_step(launcher: Launcher, plan: _Plan, calls: tuple[Call, Call], in
         filled = list(inputs.value)
         for place, array in zip(_PLACES_OF_LAYER, of_layer, strict=True):
             filled[place] = array
-        return _answer(calls, filled, q, rows, positions[1], (plan.v_signs, sinks, sizes.value)), *rows
+        return answer_with(calls, filled, q, rows, positions[1], (plan.v_signs, sinks, sizes.value)), *rows
 
     return launcher.compiled(step)
 
@@ -285,10 +172,6 @@ def _is_own_page(side: SideView, own_start: int, end: int) -> bool:
 def _as_held(side: SideView) -> mx.array:
     """A side's rows in the order in which they lie in memory."""
     return side.rows.swapaxes(0, 1) if side.codec.is_float else side.rows
-
-
-def _given_sinks(sinks: mx.array | None) -> mx.array:
-    return nothing(mx.float32) if sinks is None else _padded(sinks.astype(mx.float32))
 
 
 def _prepare(
@@ -307,7 +190,7 @@ def _prepare(
     n_kv_heads = k.rows.shape[0]
     group_size = n_heads // n_kv_heads
     centred, scaled = k.page_means is not None, k.channel_scale is not None
-    plan = _plan(
+    plan = plan_for(
         launcher.family,
         k.codec,
         v.codec,
@@ -319,10 +202,8 @@ def _prepare(
         v.tiled,
         q.dtype,
     )
-    walk, family = plan.geometry.walk, FAMILIES[launcher.family]
     n_prefix = prefix_length(k, v) if own_start else 0
-    n_steps = max(0, own_start // PAGE - first_page) * (PAGE // (TILE_KEYS * walk.key_tiles))
-    n_coded = n_coded_splits(family, n_steps, n_kv_heads, plan.n_chunks, walk)
+    n_coded = plan.n_coded(launcher.family, max(0, own_start // PAGE - first_page), n_kv_heads)
     own_k, own_v = (_own_rows(side, own_start, end) for side in (k, v))
     prefix_k, prefix_v = (_prefix_rows(side, n_prefix) for side in (k, v))
     own_numbers = (group_size, n_rows, n_coded, own_start, n_prefix, window or 0, first_page)
@@ -343,31 +224,8 @@ def _prepare(
         "sizes": sizes_array(*numbers),
     }
     gap = nothing(mx.float16)
-    calls = _calls(launcher, plan, numbers, n_kv_heads, n_heads, q.dtype)
+    calls = calls_for(launcher, plan, n_rows, n_coded, (n_kv_heads, n_heads), q.dtype)
     return _Prepared(v, plan, calls, [inputs.get(name, gap) for name in ATTENTION.inputs], inputs["sizes"])
-
-
-@lru_cache(maxsize=64)
-def _calls(
-    launcher: Launcher, plan: _Plan, numbers: tuple[int, ...], n_kv_heads: int, n_heads: int, dtype: mx.Dtype
-) -> tuple[Call, Call]:
-    """Attention and merge of whoever has these numbers: layers share them."""
-    n_rows, n_coded = numbers[1:3]
-    walk, family = plan.geometry.walk, FAMILIES[launcher.family]
-    shape = (n_kv_heads, plan.n_chunks, n_coded + 1, plan.columns)
-    attention = launcher.prepare(
-        ATTENTION,
-        plan.template,
-        Threads((n_coded + 1, n_kv_heads, plan.n_chunks), walk.simdgroups, walk.resident),
-        [((*shape, plan.v_dim), mx.float32), ((*shape, 2), mx.float32)],
-    )
-    merge = launcher.prepare(
-        MERGE,
-        plan.merge_template,
-        Threads((n_heads * n_rows, 1, 1), family.merge_simdgroups),
-        [((1, n_heads, n_rows, plan.v_dim), dtype)],
-    )
-    return attention, merge
 
 
 def _first_page(k: SideView, v: SideView, offset: int, window: int | None) -> int:
@@ -404,11 +262,5 @@ def _prefix_rows(side: SideView, n_prefix: int) -> _Float:
 
 
 def _places(own: _Float, prefix: _Float) -> tuple[int, ...]:
-    """As the last entries of _SIZES name them."""
+    """As the entries of ATTENTION.sizes name them."""
     return own.token, prefix.token, own.head, prefix.head, own.start, prefix.start
-
-
-def _padded(array: mx.array) -> mx.array:
-    """At least eight elements: see `types`."""
-    missing = 8 - array.shape[0]
-    return array if missing <= 0 else mx.concatenate([array, mx.zeros((missing,), dtype=array.dtype)])

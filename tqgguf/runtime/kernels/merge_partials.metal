@@ -1,5 +1,6 @@
   // The answer for one query column: partial sums of all splits joined, the coded ones rotated back. grid: x query columns
-  // (kv head * n_columns + column). Sink logits take part in the sum of weights and carry no value.
+  // (kv head * n_columns + column; BATCHED: KV heads of all sequences, which share the sink logits). Sink logits take part
+  // in the sum of weights and carry no value.
   using namespace tq;
   constexpr int PER_LANE = V_DIM / 32;
   SHARED(float, joined, SIMDGROUPS * V_DIM);
@@ -31,7 +32,7 @@
   maximum = simd_max(maximum);
   float sink = 0.0f;
   if (SINKS) {
-    sink = sinks[head * uint(sizes[AT_group_size]) + column / uint(sizes[AT_n_rows])] * 1.4426950408889634f;
+    sink = sinks[(BATCHED ? head % uint(sizes[AT_n_kv_heads]) : head) * uint(sizes[AT_group_size]) + column / uint(sizes[AT_n_rows])] * 1.4426950408889634f;
     maximum = metal::max(maximum, sink);
   }
   sum = simd_sum(sum * exp2_fast(of_lane - maximum));

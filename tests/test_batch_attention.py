@@ -1,0 +1,211 @@
+"""Decode attention of a batch, its exact Metal text on the emulator: each sequence's answer is what it is alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from emulator.checked import CheckedLauncher
+from emulator.launcher import EmulatedLauncher
+
+from tqgguf.formats.blocks.codec import Codec, resolve_codec
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention.readings import NumpyReading
+from tqgguf.runtime.kernels import decode_plan
+from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide, attend_batch
+from tqgguf.runtime.kernels.decode_attention import attend_blocks
+from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
+from tqgguf.runtime.kv.side_view import PAGE, SideView
+
+N_KV_HEADS, N_PREFIX, N_SLOTS = 2, 4, 12
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence after a step that began at `offset`: its sides as it has them alone, and its rows in float16."""
+
+    offset: int
+    k: SideView
+    v: SideView
+    rows: tuple[np.ndarray, np.ndarray]
+
+
+def side_of(codec: Codec, rows: np.ndarray, offset: int, balanced: bool, rng: np.random.Generator) -> SideView:
+    own, held = offset // PAGE * PAGE, mx.array(rows)
+    scale = mx.array(rng.uniform(0.5, 2, (N_KV_HEADS, codec.head_dim)).astype(np.float32)) if balanced else None
+    codes = scales = means = None
+    if own:
+        codes, scales, means = NumpyReading().encode_pages(
+            codec, held[:, :own], n_skipped=N_PREFIX, centred=balanced, scale=scale
+        )
+    prefix = held[:, :N_PREFIX]
+    return SideView(codec, held[:, own:], own, codes, scales, prefix=prefix, page_means=means, channel_scale=scale)
+
+
+def sequences_of(k: Codec, v: Codec, offsets: tuple[int, ...], n_rows: int) -> list[Sequence]:
+    rng, made = np.random.default_rng(21), []
+    for offset in offsets:
+        rows = []
+        for codec in (k, v):
+            values = rng.standard_normal((N_KV_HEADS, offset + n_rows, codec.head_dim)).astype(np.float16)
+            values[:, :, 3] += 4
+            rows.append(values)
+        balanced = k.block_type.family == "turbo"
+        sides = side_of(k, rows[0], offset, balanced, rng), side_of(v, rows[1], offset, False, rng)
+        made.append(Sequence(offset, *sides, (rows[0], rows[1])))
+    return made
+
+
+def pooled(sequences: list[Sequence], name: str, slots: list[list[int]]) -> tuple[PooledSide, mx.array]:
+    """A side of all of them in one pool, what no page lies in poisoned; and their tails, poisoned beyond their rows."""
+    sides = [getattr(of, name) for of in sequences]
+    codec = sides[0].codec
+    tiled = name == "v" and can_be_tiled(codec)
+    shapes = {
+        "codes": (np.uint8, (PAGE, codec.n_blocks * codec.code_bytes), 255),
+        "scales": (np.float16, (PAGE, codec.n_blocks * codec.n_scales), np.nan),
+        "page_means": (np.float16, (codec.head_dim,), np.nan),
+    }
+    planes = {}
+    for field, (dtype, shape, poison) in shapes.items():
+        plane = np.full((N_SLOTS, N_KV_HEADS, *shape), poison, dtype)
+        for side, of in zip(sides, slots, strict=True):
+            pages = getattr(side, field)
+            for page, slot in enumerate(of[: 0 if pages is None else len(of)]):
+                held = to_tiles(codec, pages) if tiled and field == "codes" else pages
+                plane[slot] = np.asarray(held)[page]
+        planes[field] = mx.array(plane)
+    tails = np.full((len(sides), N_KV_HEADS, PAGE, codec.head_dim), np.nan, np.float16)
+    for tail, side in zip(tails, sides, strict=True):
+        tail[:, : side.rows.shape[1]] = np.asarray(side.rows)
+    balanced = sides[0].channel_scale is not None
+    side = PooledSide(
+        codec,
+        planes["codes"],
+        planes["scales"],
+        prefix=mx.stack([padded(side.prefix) for side in sides]),
+        page_means=planes["page_means"] if balanced else None,
+        channel_scale=mx.stack([side.channel_scale for side in sides]) if balanced else None,
+        tiled=tiled,
+    )
+    return side, mx.array(tails)
+
+
+def padded(prefix: mx.array) -> mx.array:
+    return mx.pad(prefix, [(0, 0), (0, N_PREFIX - prefix.shape[1]), (0, 0)])
+
+
+def batch_answer(launcher: EmulatedLauncher, sequences: list[Sequence], q: mx.array, **how) -> np.ndarray:
+    free = np.random.default_rng(22).permutation(N_SLOTS).tolist()
+    slots = [[free.pop() for _ in range(of.offset // PAGE)] for of in sequences]
+    (k, k_tails), (v, v_tails) = (pooled(sequences, name, slots) for name in "kv")
+    offsets = [of.offset for of in sequences]
+    out = attend_batch(launcher, q, (k_tails, v_tails), BatchPages(k, v, slots), offsets=offsets, **how)
+    return np.array(out.astype(mx.float32))
+
+
+def lonely_answer(launcher: EmulatedLauncher, of: Sequence, q: mx.array, **how) -> np.ndarray:
+    """Of a cache that has let go what no query can see."""
+    window = how["window"]
+    first = 0 if window is None else max(0, of.offset - window + 1) // PAGE
+    k, v = of.k.starting_at(first), of.v.starting_at(first)
+    if can_be_tiled(v.codec) and v.codes is not None:
+        v = replace(v, codes=to_tiles(v.codec, v.codes), tiled=True)
+    return np.array(attend_blocks(launcher, q, k, v, offset=of.offset, **how).astype(mx.float32))
+
+
+def in_float64(of: Sequence, q: np.ndarray, scale: float, window: int | None, sinks: mx.array | None) -> np.ndarray:
+    """[n_heads, rows, head_dim]: pages as what their blocks decode to, the exact prefix and the own page in float16."""
+    own, held = of.offset // PAGE * PAGE, []
+    for side, plain in ((of.k, of.rows[0]), (of.v, of.rows[1])):
+        values = plain.astype(np.float64)
+        if own:
+            blocks = side.codec.unrotate(side.codec.decode_planes(np.asarray(side.codes), np.asarray(side.scales)))
+            if side.channel_scale is not None:
+                blocks = blocks / np.asarray(side.channel_scale)[:, None] + np.asarray(side.page_means)[:, :, None]
+            values[:, N_PREFIX:own] = blocks.swapaxes(0, 1).reshape(N_KV_HEADS, own, -1)[:, N_PREFIX:]
+        held.append(values)
+    out = np.empty((*q.shape[:2], held[1].shape[2]))
+    for head, row in np.ndindex(q.shape[:2]):
+        position = of.offset + row
+        seen = slice(0 if window is None else max(0, position - window + 1), position + 1)
+        kv_head = head * N_KV_HEADS // len(q)
+        scores = held[0][kv_head, seen] @ q[head, row] * scale
+        sink = -np.inf if sinks is None else float(sinks[head])
+        weights = np.exp(scores - max(scores.max(), sink))
+        out[head, row] = weights @ held[1][kv_head, seen] / (weights.sum() + np.exp(sink - max(scores.max(), sink)))
+    return out
+
+
+OFFSETS = (2, 128, 484, 300)  # no whole page, the first row after one, three pages and most of one, two
+CASES = [
+    ("turbo4", "turbo3", 128, 4, 4, None, False, mx.float32),
+    ("turbo3", "turbo4", 64, 2, 3, 150, True, mx.bfloat16),
+    ("q8_0", "q4_0", 64, 1, 1, 20, False, mx.float16),
+]
+
+
+@pytest.mark.parametrize(("type_k", "type_v", "head_dim", "n_rows", "group", "window", "with_sinks", "dtype"), CASES)
+def test_every_sequence_is_answered_as_it_is_alone(
+    type_k: str,
+    type_v: str,
+    head_dim: int,
+    n_rows: int,
+    group: int,
+    window: int | None,
+    with_sinks: bool,
+    dtype: mx.Dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode_plan, "n_coded_splits", lambda *_: 2)  # bits are equal where shares are
+    sequences = sequences_of(
+        resolve_codec(type_k, head_dim, "k"), resolve_codec(type_v, head_dim, "v"), OFFSETS, n_rows
+    )
+    rng, n_heads = np.random.default_rng(23), N_KV_HEADS * group
+    q = mx.array(rng.standard_normal((len(OFFSETS), n_heads, n_rows, head_dim)).astype(np.float32)).astype(dtype)
+    sinks = mx.array(rng.standard_normal(n_heads).astype(np.float32)) if with_sinks else None
+    how = {"scale": head_dim**-0.5, "window": window, "sinks": sinks}
+    found = batch_answer(CheckedLauncher(), sequences, q, **how)
+    limit = 8e-3 if dtype == mx.bfloat16 else 2e-3
+    for i, of in enumerate(sequences):
+        assert np.array_equal(found[i], lonely_answer(EmulatedLauncher(), of, q[i : i + 1], **how)[0])
+        expected = in_float64(of, np.asarray(q[i].astype(mx.float32)).astype(np.float64), **how)
+        assert np.linalg.norm(found[i] - expected) < limit * np.linalg.norm(expected)
+
+
+def test_a_sequence_may_have_fewer_rows_than_the_step() -> None:
+    (type_k, type_v, head_dim, n_rows, group, window, _, dtype), n_own = CASES[0], (4, 2, 0, 3)
+    sequences = sequences_of(
+        resolve_codec(type_k, head_dim, "k"), resolve_codec(type_v, head_dim, "v"), OFFSETS, n_rows
+    )
+    ends = [of.offset % PAGE + n for of, n in zip(sequences, n_own, strict=True)]
+    shorter = [
+        replace(of, k=of.k.with_rows(of.k.rows[:, :end]), v=of.v.with_rows(of.v.rows[:, :end]))
+        for of, end in zip(sequences, ends, strict=True)
+    ]
+    q = mx.random.normal((len(OFFSETS), N_KV_HEADS * group, n_rows, head_dim), dtype=dtype, key=mx.random.key(1))
+    how = {"scale": head_dim**-0.5, "window": window, "sinks": None}
+    found = batch_answer(EmulatedLauncher(seed=2), shorter, q, n_own=n_own, **how)
+    assert np.isfinite(found).all()
+    for i, (of, n) in enumerate(zip(sequences, n_own, strict=True)):
+        expected = in_float64(of, np.asarray(q[i]).astype(np.float64), **how)[:, :n]
+        assert np.linalg.norm(found[i, :, :n] - expected) <= 2e-3 * np.linalg.norm(expected)
+
+
+def test_a_float_side_is_refused_by_name() -> None:
+    k, v = resolve_codec("f16", 64, "k"), resolve_codec("turbo4", 64, "v")
+    pages = BatchPages(PooledSide(k, None, None), PooledSide(v, None, None), [[], []])
+    tails = mx.zeros((2, 1, PAGE, 64), dtype=mx.float16)
+    with pytest.raises(RequestError, match="K is f16"):
+        attend_batch(
+            EmulatedLauncher(),
+            mx.zeros((2, 1, 1, 64)),
+            (tails, tails),
+            pages,
+            offsets=[0, 0],
+            scale=1,
+            window=None,
+            sinks=None,
+        )
