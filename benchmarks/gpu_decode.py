@@ -8,7 +8,7 @@ contiguous arrays, which favours it. A step's last key is its last row's own, 64
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,11 @@ from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
+from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide, attend_batch
+from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kv.side_view import PAGE, SideView
 from tqgguf.runtime.selftest_speed import random_side
 
@@ -148,26 +152,63 @@ def baselines(shape: Shape, held: Held, n_rows: int, most: int) -> dict[str, Wor
 
 
 def block_work(shape: Shape, pair: str, n_rows: int, most: int, plain: bool) -> Work | None:
-    """A step from blocks; None where several sequences cannot be taken at once yet."""
-    if shape.batch > 1:
+    """A step from blocks; None for several sequences where there are no kernels."""
+    reading, dtype = default_reading(), mx.float16
+    balanced = resolve_codec(pair.split("/")[0], shape.head_dim, "k").block_type.family == "turbo" and not plain
+    if shape.batch == 1:
+        sides = [_sides(shape, pair, balanced, reading) for _ in range(n_sets(shape.block_bytes(pair)))]
+        call = partial(_attend_one, reading, shape)
+        return chain(call, shape.queries(n_rows, dtype), sides, most)
+    if not isinstance(reading, KernelReading):
         return None
+    pools = [_pools(shape, pair, balanced, reading) for _ in range(n_sets(shape.block_bytes(pair)))]
+    return chain(partial(_attend_batch, reading.launcher, shape), shape.queries(n_rows, dtype), pools, most)
+
+
+def _sides(shape: Shape, pair: str, balanced: bool, reading: Reading) -> tuple[SideView, SideView]:
+    """The pages of all sequences, one after the other, and rows of one more page."""
     k, v = shape.codecs(pair)
-    reading = default_reading()
-    balanced = k.block_type.family == "turbo" and not plain
-    side: Callable[..., SideView] = partial(random_side, n_kv_heads=shape.n_kv_heads, n_keys=shape.n_keys)
+    n_keys = shape.batch * shape.n_keys
+    return (
+        random_side(k, shape.n_kv_heads, n_keys, OWN_ROWS, balanced),
+        random_side(v, shape.n_kv_heads, n_keys, OWN_ROWS, False, reading.tiles_values(v)),
+    )
+
+
+def _attend_one(reading: Reading, shape: Shape, q: mx.array, views: tuple[SideView, SideView]) -> mx.array:
+    offset = shape.n_keys + OWN_ROWS - q.shape[2]
+    return attend(q, *views, offset=offset, scale=shape.head_dim**-0.5, reading=reading)
+
+
+Pools = tuple[tuple[mx.array, mx.array], BatchPages]
+
+
+def _pools(shape: Shape, pair: str, balanced: bool, reading: Reading) -> Pools:
+    """Tails of all sequences, and their pages, in order in one pool."""
+    n_pages = shape.n_keys // PAGE
     sides = [
-        (
-            side(k, n_own=OWN_ROWS, balanced=balanced),
-            side(v, n_own=OWN_ROWS, balanced=False, tiled=reading.tiles_values(v)),
+        PooledSide(
+            side.codec,
+            side.codes,
+            side.scales,
+            page_means=side.page_means,
+            channel_scale=None if side.channel_scale is None else mx.stack([side.channel_scale] * shape.batch),
+            tiled=side.tiled,
         )
-        for _ in range(n_sets(shape.block_bytes(pair)))
+        for side in _sides(shape, pair, balanced, reading)
     ]
-    offset = shape.n_keys + OWN_ROWS - n_rows
+    tail_shape = (shape.batch, shape.n_kv_heads, PAGE, shape.head_dim)
+    k_tail, v_tail = (mx.random.normal(tail_shape).astype(mx.float16) for _ in range(2))
+    mx.eval(k_tail, v_tail, [side.channel_scale for side in sides if side.channel_scale is not None])
+    slots = [range(i * n_pages, (i + 1) * n_pages) for i in range(shape.batch)]
+    return (k_tail, v_tail), BatchPages(*sides, slots)
 
-    def call(q: mx.array, views: tuple[SideView, SideView]) -> mx.array:
-        return attend(q, *views, offset=offset, scale=shape.head_dim**-0.5, reading=reading)
 
-    return chain(call, shape.queries(n_rows, mx.float16), sides, most)
+def _attend_batch(launcher: Launcher, shape: Shape, q: mx.array, pools: Pools) -> mx.array:
+    tails, pages = pools
+    offsets = [shape.n_keys + OWN_ROWS - q.shape[2]] * shape.batch
+    scale = shape.head_dim**-0.5
+    return attend_batch(launcher, q, tails, pages, offsets=offsets, scale=scale, window=None, sinks=None)
 
 
 def _print(shape: Shape, n_rows: int, pair: str, timings: dict[str, Timing], copied: float) -> None:
