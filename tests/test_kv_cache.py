@@ -352,7 +352,7 @@ def test_trimming_by_what_is_no_whole_number_changes_nothing(n: Any) -> None:
 
 def changed(state: tuple[Any, ...], **entries: Any) -> tuple[Any, ...]:
     names = ["type_k", "type_v", "balance", "n_prefix", "layer", "window", "rope_dims", "rope_traditional", "has_tail"]
-    names += ["offset", "first_page", "channel_scale", "dim_k", "dim_v", "k", "v"]
+    names += ["offset", "first_page", "channel_scale", "dim_k", "dim_v", "v_tiled", "k", "v"]
     return tuple(entries.get(name, value) for name, value in zip(names, state, strict=True))
 
 
@@ -364,11 +364,12 @@ BAD_STATES: dict[str, Any] = {
     "empty": (),
     "too short": GOOD[:3],
     "no arrays of V": GOOD[:-1],
-    "tokens without arrays": GOOD[:-4],
+    "tokens without arrays": GOOD[:-5],
     "an unknown type": changed(GOOD, type_v="zzz"),
     "float types over blocks": changed(GOOD, type_k="f16", type_v="f16"),
     "another block type": changed(GOOD, type_v="q8_0"),
     "a head size it has not": changed(GOOD, dim_k=128, dim_v=128),
+    "tiles of a type that has none": changed(filled(300, "turbo4", "q8_0").state, v_tiled=1),
     "negative tokens": changed(GOOD, offset=-5),
     "more tokens than rows": changed(GOOD, offset=999),
     "fewer tokens than rows": changed(GOOD, offset=299),

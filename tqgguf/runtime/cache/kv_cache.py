@@ -338,7 +338,9 @@ class BlockKVCache(_BaseCache):
         if self.sides is None:
             return settings
         dims = tuple(side.codec.head_dim for side in self.sides)
-        return (*settings, *dims, *(list(side.arrays()) for side in self.sides))
+        # V's codes as they are held: mlx-lm evaluates states all the time and hardly ever reads one
+        v_tiled = int(self.sides[1].tiled)
+        return (*settings, *dims, v_tiled, *(list(side.arrays()) for side in self.sides))
 
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
@@ -349,10 +351,10 @@ class BlockKVCache(_BaseCache):
         fresh._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
         fresh.offset = offset
         if rest:
-            dim_k, dim_v, *arrays = rest
+            dim_k, dim_v, v_tiled, *arrays = rest
             fresh.sides = fresh._make_side("k", dim_k), fresh._make_side("v", dim_v)
-            for side, saved in zip(fresh.sides, arrays, strict=True):
-                side.restore(first_page, offset, saved)
+            for side, saved, tiled in zip(fresh.sides, arrays, (False, bool(v_tiled)), strict=True):
+                side.restore(first_page, offset, saved, tiled)
             if fresh.sides[0].n_heads != fresh.sides[1].n_heads:
                 heads = [side.n_heads for side in fresh.sides]
                 raise FormatError(f"cache state: expected as many heads of K as of V, found {heads[0]} and {heads[1]}")
@@ -363,17 +365,18 @@ class BlockKVCache(_BaseCache):
         return type(self).from_state, (self.state,), {"usage": self.usage}
 
 
-_EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 7  # entries of a state: a full one has head sizes and arrays
+_EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 8  # entries of a state: a full one has sizes and arrays
 
 
 def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any]]:
-    """A state's settings; offset, first page and given channel scale; head sizes and arrays (none if it is empty)."""
+    """A state's settings; offset, first page and given channel scale; both head sizes, whether V is in tiles, and
+    arrays (none if it is empty)."""
     if not isinstance(state, (list, tuple)) or len(state) not in (_EMPTY, _FULL):
         found = f"{type(state).__name__} of {len(state)}" if hasattr(state, "__len__") else type(state).__name__
         raise FormatError(f"cache state: expected a tuple of {_EMPTY} or {_FULL} entries, found {found}")
     settings = LayerSettings.from_scalars(state[:N_SCALARS])
     (offset, first_page, scale), rest = state[N_SCALARS:_EMPTY], state[_EMPTY:]
-    numbers = (offset, first_page, *rest[:2])
+    numbers = (offset, first_page, *rest[:3])
     if not all(is_whole(n) and n >= 0 for n in numbers):
         raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {numbers!r}")
     if first_page * PAGE > offset or (offset and not rest):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import FormatError
-from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
+from tqgguf.runtime.kernels.tiles import can_be_tiled, to_rows, to_tiles
 from tqgguf.runtime.kv import block_ops
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv.planes import Plane
@@ -243,19 +243,23 @@ class BlockSide:
         return sum(x.nbytes for x in (*self.planes, self.prefix, self.tail, scale) if x is not None)
 
     def arrays(self) -> tuple[mx.array | None, ...]:
-        """What `restore` needs, without spare capacity; of a balanced side its means, and what its scale has, too."""
+        """What `restore` needs, without spare capacity, codes in the order in which they are held; of a balanced side
+        its means, and what its scale has, too."""
         means = () if self.means is None else (self.means.read(),)
         scale = () if self.scale is None else (self.scale.value, self.scale.query_squares)
-        return (self.row_codes(), self.scales.read(), self.prefix, self.tail, *means, *scale)
+        return (self.codes.read(), self.scales.read(), self.prefix, self.tail, *means, *scale)
 
     def row_codes(self) -> mx.array | None:
         """Codes of the whole pages, row by row."""
         codes = self.codes.read()
         return to_rows(self.codec, codes) if self.tiled and codes is not None else codes
 
-    def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
-        """Take over what `arrays` gave of `offset` tokens. FormatError for anything else, before anything changes."""
+    def restore(self, first_page: int, offset: int, saved: Sequence[Any], tiled: bool = False) -> None:
+        """Take over what `arrays` gave of `offset` tokens, codes `tiled` or row by row. FormatError for anything else,
+        before anything changes."""
         codec = self.codec
+        if tiled and not can_be_tiled(codec):
+            raise FormatError(f"cache state: expected rows of {codec.cache_type}, found tiles, which it has not")
         n_expected = 4 + (self.means is not None) + 2 * (self.scale is not None)
         codes, scales, prefix, tail, *balance = _as_saved(saved, n_expected)
         n_heads = next((a.shape[axis] for a, axis in ((codes, 1), (tail, 0), (prefix, 0)) if a is not None), 0)
@@ -281,7 +285,7 @@ class BlockSide:
         if self.means is not None:
             self.means = Plane(balance[0], pages)
         self.first_page = first_page
-        held = to_tiles(codec, codes) if self.tiled and codes is not None else codes
+        held = codes if codes is None or tiled == self.tiled else (to_tiles if self.tiled else to_rows)(codec, codes)
         self.codes, self.scales = Plane(held, pages), Plane(scales, pages)
         self.prefix, self.tail = prefix, tail
 
@@ -322,6 +326,7 @@ class FloatSide:
     encoder: PageEncoder
     first_page: int = 0
     plane: Plane = field(default_factory=lambda: Plane(step=ROW_STEP))
+    tiled = False
 
     def append(self, new: mx.array) -> SideView:
         """Add rows [1, n_kv_heads, tokens, head_dim]. Returns what this step reads."""
@@ -354,8 +359,10 @@ class FloatSide:
     def arrays(self) -> tuple[mx.array | None, ...]:
         return (self.plane.read(),)
 
-    def restore(self, first_page: int, offset: int, saved: Sequence[Any]) -> None:
+    def restore(self, first_page: int, offset: int, saved: Sequence[Any], tiled: bool = False) -> None:
         """As `BlockSide.restore`."""
+        if tiled:
+            raise FormatError(f"cache state: expected rows of {self.codec.cache_type}, found tiles, which it has not")
         (rows,) = _as_saved(saved, 1)
         n_heads = 0 if rows is None else rows.shape[1]
         n_rows = offset - first_page * PAGE
