@@ -1,4 +1,8 @@
-"""A long step's attention, one layer: new rows after keys that are held, beside MLX's own over f16. Part of gpu.py."""
+"""A long step's attention, one layer: new rows after keys that are held, beside MLX's own over f16. Part of gpu.py.
+
+Up to MOST_BOTH_WAYS rows, blocks are read by decode attention and by decoding pages first, whatever the threshold
+between them is: what it should be shows there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from gpu_timing import Timing, chain, print_head, print_row, timed
 
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.attention_gpu import MOST_ROWS, KernelReading
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv.side_view import SideView
@@ -25,11 +29,12 @@ from tqgguf.runtime.selftest_speed import random_side
 
 N_PAIRS = 2  # of --pairs, of which more say nothing new here
 N_CALLS = 4  # in one evaluation
+MOST_BOTH_WAYS = 128
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prefill")
-    group.add_argument("--new-rows", nargs="*", type=int, default=[256, 2048, 8192])
+    group.add_argument("--new-rows", nargs="*", type=int, default=[4, 8, 16, 64, 256, 2048, 8192])
     group.add_argument("--cached", nargs="*", type=int, default=[32768], help="keys before the new rows")
     group.add_argument("--most-rows", type=int, help="rows up to which decode attention is taken")
     group.add_argument("--workspace", type=int, help="bytes of keys and values that are decoded at a time")
@@ -37,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     n_heads, n_kv_heads, head_dim = HEADS[0]
-    reading, found = _reading(args), []
+    found = []
     print_head("new rows", "keys before", "K/V", "kernels us", "wall us", "f16 kernels us", "wall us", "of f16", "wall")
     for n_rows, n_keys in itertools.product(args.new_rows, args.cached):
         q = mx.random.normal((1, n_heads, n_rows, head_dim)).astype(mx.float16)
@@ -45,10 +50,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         mx.eval(q, held)
         works = {"f16": chain(_by_f16, q, [held], N_CALLS)}
         for pair in args.pairs[:N_PAIRS]:
-            works[pair] = chain(partial(_by_blocks, reading, n_keys), q, [_sides(pair, held, n_keys)], N_CALLS)
+            sides = _sides(pair, held, n_keys)
+            for how, reading in _readings(args, n_rows).items():
+                works[pair + how] = chain(partial(_by_blocks, reading, n_keys), q, [sides], N_CALLS)
         timings = timed(works)
-        for pair in args.pairs[:N_PAIRS]:
-            _print(n_rows, n_keys, pair, timings[pair], timings["f16"])
+        for name, timing in timings.items():
+            if name != "f16":
+                _print(n_rows, n_keys, name, timing, timings["f16"])
         times = {name: asdict(timing) for name, timing in timings.items()}
         found.append({"rows": n_rows, "keys": n_keys, "timings": times})
         del held, works
@@ -62,11 +70,17 @@ def _print(n_rows: int, n_keys: int, pair: str, ours: Timing, f16: Timing) -> No
     print_row(n_rows, n_keys, pair, *times, gpu, f"{ours.wall_us / f16.wall_us:.2f}")
 
 
-def _reading(args: argparse.Namespace) -> Reading:
+def _readings(args: argparse.Namespace, n_rows: int) -> dict[str, Reading]:
+    """The backend's, as asked for; of kernels both ways, where few rows leave the choice."""
     reading = default_reading()
-    given = {"most_rows": args.most_rows, "workspace_bytes": args.workspace}
-    given = {name: value for name, value in given.items() if value is not None}
-    return KernelReading(reading.launcher, **given) if isinstance(reading, KernelReading) and given else reading
+    if not isinstance(reading, KernelReading):
+        return {"": reading}
+    given = {} if args.workspace is None else {"workspace_bytes": args.workspace}
+    if args.most_rows is None and n_rows <= MOST_BOTH_WAYS:
+        ways = {" by attention": n_rows, " decoded": 0}
+    else:
+        ways = {"": MOST_ROWS if args.most_rows is None else args.most_rows}
+    return {how: KernelReading(reading.launcher, most_rows=most, **given) for how, most in ways.items()}
 
 
 def _sides(pair: str, held: list[mx.array], n_keys: int) -> list[SideView]:
