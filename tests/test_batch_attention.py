@@ -14,8 +14,9 @@ from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.readings import NumpyReading
 from tqgguf.runtime.kernels import decode_plan
-from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide, attend_batch
+from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide, attend_batch, batch_positions
 from tqgguf.runtime.kernels.decode_attention import attend_blocks
+from tqgguf.runtime.kernels.pages import join_in_batch
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kv.side_view import PAGE, SideView
 
@@ -209,3 +210,17 @@ def test_a_float_side_is_refused_by_name() -> None:
             window=None,
             sinks=None,
         )
+
+
+def test_new_rows_go_to_where_their_sequence_ends() -> None:
+    rng = np.random.default_rng(24)
+    tails = tuple(mx.array(rng.standard_normal((3, 2, PAGE, dim)).astype(np.float16)) for dim in (64, 32))
+    new = tuple(mx.array(1e5 * rng.standard_normal((3, 2, 4, dim)).astype(np.float32)) for dim in (64, 32))
+    offsets, n_own = (128, 250, 381), (4, 3, 0)
+    found = join_in_batch(CheckedLauncher(), tails, new, batch_positions(offsets, n_own))
+    for joined, tail, rows in zip(found, tails, new, strict=True):
+        expected = np.array(tail)
+        for i, (offset, n) in enumerate(zip(offsets, n_own, strict=True)):
+            clipped = np.clip(np.asarray(rows)[i, :, :n], -65504, 65504)
+            expected[i, :, offset % PAGE : offset % PAGE + n] = clipped.astype(np.float16)
+        assert np.array_equal(np.array(joined), expected)

@@ -18,6 +18,7 @@ from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.kernels.decode_plan import ATTENTION, PAGE, Plan, answer_with, calls_for, given_sinks, plan_for
 from tqgguf.runtime.kernels.launch import Call, Launcher, sizes_array
+from tqgguf.runtime.kernels.pages import join_in_batch
 from tqgguf.runtime.kernels.types import given, is_supported, nothing
 
 
@@ -81,13 +82,60 @@ def attend_batch(
     own, all by default; answers of the others mean nothing. window, sinks: as `attend.attend` has them. RequestError:
     types that `refusal_of` names. Returns [sequences, n_heads, rows, head_dim of v] in q's dtype.
     """
-    n_sequences, n_heads, n_rows, _ = q.shape
-    key = n_heads, n_rows, q.dtype, scale, window, sinks is None
-    made: _Prepared | None = pages.kept.get(key)
-    if made is None:
-        made = pages.kept[key] = _prepare(launcher, q, tails[0].shape[1], pages, scale, window, sinks is not None)
-    position = batch_positions(tuple(offsets), (n_rows,) * n_sequences if n_own is None else tuple(n_own))
-    return answer_with(made.calls, made.inputs, q, tails, position, (made.plan.v_signs, given_sinks(sinks), made.sizes))
+    made = _prepared(launcher, q, tails, pages, scale, window, sinks is not None)
+    return _answer(made.calls, made.plan, made.inputs, q, tails, _positions(q, offsets, n_own), given_sinks(sinks))
+
+
+def grow_and_attend_batch(
+    launcher: Launcher,
+    q: mx.array,
+    tails: tuple[mx.array, mx.array],
+    new: tuple[mx.array, mx.array],
+    pages: BatchPages,
+    *,
+    offsets: Sequence[int],
+    n_own: Sequence[int] | None = None,
+    scale: float,
+    window: int | None,
+    sinks: mx.array | None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """`join_in_batch` of new K and V [sequences, n_kv_heads, rows, head_dim] to the tails, and `attend_batch` from the
+    outcome: one compiled function, which layers share. Returns what both return: the answer, tails of K, tails of V."""
+    made = _prepared(launcher, q, tails, pages, scale, window, sinks is not None)
+    step = _compiled_step(launcher, made.plan, made.calls)
+    out, k_tails, v_tails = step(tails, new, q, _positions(q, offsets, n_own), given_sinks(sinks), made.inputs)
+    return out, k_tails, v_tails
+
+
+@lru_cache(maxsize=16)
+def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call]) -> Any:
+    def step(
+        tails: tuple[mx.array, mx.array],
+        new: tuple[mx.array, mx.array],
+        q: mx.array,
+        position: mx.array,
+        sinks: mx.array,
+        inputs: list[mx.array],
+    ) -> tuple[mx.array, ...]:
+        joined = join_in_batch(launcher, tails, new, position)
+        return _answer(calls, plan, inputs, q, joined, position, sinks), *joined
+
+    return launcher.compiled(step)
+
+
+def _answer(
+    calls: tuple[Call, Call],
+    plan: Plan,
+    inputs: list[mx.array],
+    q: mx.array,
+    tails: tuple[mx.array, mx.array],
+    position: mx.array,
+    sinks: mx.array,
+) -> mx.array:
+    return answer_with(calls, inputs, q, tails, position, (plan.v_signs, sinks, inputs[_SIZES]))
+
+
+_SIZES = ATTENTION.inputs.index("sizes")
 
 
 class _Prepared(NamedTuple):
@@ -96,7 +144,26 @@ class _Prepared(NamedTuple):
     plan: Plan
     calls: tuple[Call, Call]
     inputs: list[mx.array]
-    sizes: mx.array
+
+
+def _prepared(
+    launcher: Launcher,
+    q: mx.array,
+    tails: tuple[mx.array, mx.array],
+    pages: BatchPages,
+    scale: float,
+    window: int | None,
+    with_sinks: bool,
+) -> _Prepared:
+    key = q.shape[1], q.shape[2], q.dtype, scale, window, with_sinks
+    made: _Prepared | None = pages.kept.get(key)
+    if made is None:
+        made = pages.kept[key] = _prepare(launcher, q, tails[0].shape[1], pages, scale, window, with_sinks)
+    return made
+
+
+def _positions(q: mx.array, offsets: Sequence[int], n_own: Sequence[int] | None) -> mx.array:
+    return batch_positions(tuple(offsets), (q.shape[2],) * q.shape[0] if n_own is None else tuple(n_own))
 
 
 def _prepare(
@@ -141,7 +208,7 @@ def _prepare(
     }
     gap = nothing(mx.float16)
     calls = calls_for(launcher, plan, n_rows, n_coded, (n_kv_heads, n_heads), q.dtype, n_sequences)
-    return _Prepared(plan, calls, [inputs.get(name, gap) for name in ATTENTION.inputs], inputs["sizes"])
+    return _Prepared(plan, calls, [inputs.get(name, gap) for name in ATTENTION.inputs])
 
 
 @lru_cache(maxsize=4)

@@ -41,7 +41,7 @@ JOIN = Kernel(
     (),
     ("k_tail", "k_new", "v_tail", "v_new", "sizes", "position"),
     ("k", "v"),
-    ("k_dim", "v_dim", "capacity", "n_new"),
+    ("k_dim", "v_dim", "capacity", "n_new", "n_heads"),
 )
 _ROWS_OF_A_SIMDGROUP = 8  # that decoding gives to each, where there are many
 _SIMDGROUPS_OF_A_ROW = 4  # that copy it
@@ -219,9 +219,9 @@ def join_rows(
     return join_with(launcher, held, new, join_sizes(new[0].shape[3], new[1].shape[3]), position_array(n_held), n_held)
 
 
-def join_sizes(k_dim: int, v_dim: int, capacity: int = 0, n_new: int = 0) -> mx.array:
-    """The sizes that joining goes by. capacity, n_new: for tails of fixed length only."""
-    return sizes_of(JOIN, k_dim=k_dim, v_dim=v_dim, capacity=capacity, n_new=n_new)
+def join_sizes(k_dim: int, v_dim: int, capacity: int = 0, n_new: int = 0, n_heads: int = 0) -> mx.array:
+    """The sizes that joining goes by. capacity, n_new: for tails of fixed length only; n_heads: for batches only."""
+    return sizes_of(JOIN, k_dim=k_dim, v_dim=v_dim, capacity=capacity, n_new=n_new, n_heads=n_heads)
 
 
 def join_in_page(
@@ -233,6 +233,18 @@ def join_in_page(
     sizes = join_sizes(k_dim, new[1].shape[3], PAGE, n_new)
     call = _prepare_join(launcher, n_heads, PAGE)
     k, v = call((tails[0], new[0], tails[1], new[1], sizes, n_held), [tail.shape for tail in tails])
+    return k, v
+
+
+def join_in_batch(
+    launcher: Launcher, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], position: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`join_in_page` for tails [sequences, n_kv_heads, PAGE, head_dim] and as many sequences' rows, by the positions
+    of `batch_positions`: each sequence's own rows go to where they stand in its page, the others nowhere."""
+    n_sequences, n_heads, n_new, k_dim = new[0].shape
+    sizes = join_sizes(k_dim, new[1].shape[3], PAGE, n_new, n_heads)
+    call = _prepare_join(launcher, n_sequences * n_heads, PAGE)
+    k, v = call((tails[0], new[0], tails[1], new[1], sizes, position), [tail.shape for tail in tails])
     return k, v
 
 
