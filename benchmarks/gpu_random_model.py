@@ -17,11 +17,9 @@ import mlx.core as mx
 from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
-from tqgguf.formats.blocks.codec import Side, resolve_codec
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
 from tqgguf.runtime.kv.side_view import PAGE
-from tqgguf.runtime.selftest_speed import random_side
 
 HEAD_DIM, HEADS_OF_A_GROUP = 128, 4
 FLOATS = "f16/f16"
@@ -54,38 +52,29 @@ def random_model(args: argparse.Namespace) -> llama.Model:
 def make_caches(model: llama.Model, types: str, n_tokens: int = 0) -> list[Any]:
     """A prompt cache of these types that holds random tokens, in whole pages."""
     n_tokens = n_tokens // PAGE * PAGE
-    n_kv_heads = model.args.num_key_value_heads
     caches = [KVCache() for _ in model.layers] if types == FLOATS else make_prompt_cache(model, *types.split("/"))
     for cache in caches if n_tokens else ():
         if isinstance(cache, BlockKVCache):
-            _fill(cache, n_kv_heads, n_tokens)
+            _fill(cache, model, n_tokens)
         else:
-            rows = (mx.random.normal((1, n_kv_heads, n_tokens, HEAD_DIM)).astype(mx.bfloat16) for _ in range(2))
-            cache.update_and_fetch(*rows)
-            mx.eval(cache.keys, cache.values)
+            cache.update_and_fetch(*_random_rows(model, n_tokens))
+        mx.eval(cache.state)
     mx.clear_cache()
     return caches
 
 
-def _fill(cache: BlockKVCache, n_kv_heads: int, n_tokens: int) -> None:
-    settings, (_, first_page, given_scale) = cache.state[:-3], cache.state[-3:]
-    sides = [_saved_side(cache, "k", n_kv_heads, n_tokens), _saved_side(cache, "v", n_kv_heads, n_tokens)]
-    cache.state = (*settings, n_tokens, first_page, given_scale, HEAD_DIM, HEAD_DIM, *sides)
+def _random_rows(model: llama.Model, n: int) -> list[mx.array]:
+    shape = (1, model.args.num_key_value_heads, n, HEAD_DIM)
+    return [mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)]
 
 
-def _saved_side(cache: BlockKVCache, side: Side, n_kv_heads: int, n_tokens: int) -> list[mx.array | None]:
-    """What `BlockKVCache.state` has of one side."""
-    types = cache.settings.types
-    balance = types.balance if side == "k" else "off"
-    codec = resolve_codec(types.of(side), HEAD_DIM, side)
-    made = random_side(codec, n_kv_heads, n_tokens, max(1, types.n_prefix), balance != "off")
-    prefix = made.rows if types.n_prefix else None
-    saved = [made.codes, made.scales, prefix, None]
-    if balance != "off":
-        saved.append(made.page_means)
-    if balance == "full":
-        saved += [made.channel_scale, None]
-    return saved
+def _fill(cache: BlockKVCache, model: llama.Model, n_tokens: int) -> None:
+    """Page 0 with queries, which decide the channel scale; nobody attends from the rest."""
+    q = mx.random.normal((1, model.args.num_attention_heads, PAGE, HEAD_DIM)).astype(mx.bfloat16)
+    mx.eval(cache.update(*_random_rows(model, PAGE)).attend(q, HEAD_DIM**-0.5, None, None))
+    if n_tokens > PAGE:
+        cache.update(*_random_rows(model, n_tokens - PAGE))
+        cache.usage.unattended.discard(cache.layer)
 
 
 Step = Callable[[mx.array], mx.array]
