@@ -24,6 +24,7 @@ from tqgguf.formats.errors import EncodeError, FormatError, RequestError
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
+from tqgguf.runtime.cache.batch_cache import BatchBlockKVCache
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.kv.planes import Plane
@@ -156,6 +157,7 @@ class BlockKVCache(_BaseCache):
         if step is not None:
             return step
         self._settle()
+        self._release()  # pages that waited when the last step ended
         if self.sides is None:
             sides = self._make_side("k", keys.shape[3]), self._make_side("v", values.shape[3])
         else:
@@ -274,10 +276,28 @@ class BlockKVCache(_BaseCache):
         window = self.window or window_size
         if not return_array and (window is None or self.offset + n <= window):
             return "causal" if n > 1 else None
-        start = self._first_needed(self.offset) * PAGE
-        mask = hook.CausalMask(create_causal_mask(n, self.offset - start, window_size=window))
+        mask = hook.CausalMask(create_causal_mask(n, self.n_visible, window_size=window))
         mask.window = window
         return mask
+
+    @property
+    def n_visible(self) -> int:
+        """Tokens from the first page on that the next query can see."""
+        return self.offset - self._first_needed(self.offset) * PAGE
+
+    def copy(self) -> BlockKVCache:
+        """The same contents; neither shows in the other what happens to it. They count into the same usage."""
+        self._settle()
+        made = BlockKVCache.__new__(BlockKVCache)
+        sides = self.sides
+        made.__dict__.update(self.__dict__)
+        made.sides = None if sides is None else (sides[0].copy(), sides[1].copy())
+        return made
+
+    @classmethod
+    def merge(cls, caches: Sequence[BlockKVCache]) -> BatchBlockKVCache:
+        """A batch of these caches' sequences, for mlx-lm. RequestError: not caches of one layer of the same types."""
+        return BatchBlockKVCache(caches)
 
     def size(self) -> int:
         return self.offset

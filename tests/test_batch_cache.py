@@ -1,0 +1,222 @@
+"""Block caches of several sequences in mlx-lm's batch generation: each goes on as it would alone."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import BatchGenerator, generate_step
+from tiny_models import TinyModel, write_tiny
+
+from tqgguf.formats.blocks.balance import RopeLayout
+from tqgguf.formats.errors import EncodeError, RequestError
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.readings import NumpyReading, Reading
+from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.models.load import open_model
+
+MODELS = {"llama": TinyModel("llama"), "gemma3": TinyModel("gemma3", n_layers=3, window=64, window_pattern=2)}
+LENGTHS = (3, 130, 300, 124)
+N_TOKENS = 8  # the last prompt's go on into its second page
+IDS = np.random.default_rng(31).integers(0, 280, (4, 400))
+PROMPTS = [row[:n].tolist() for row, n in zip(IDS, LENGTHS, strict=True)]
+
+
+@cache
+def tiny(name: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return open_model(write_tiny(Path(folder) / "m.gguf", MODELS[name])).load(form="dense").model
+
+
+def caches_for(model: Any, n: int, reading: Reading | None, **options: Any) -> list[list[Any]]:
+    return [make_prompt_cache(model, "turbo4", "turbo3", reading=reading, **options) for _ in range(n)]
+
+
+def in_a_batch(model: Any, caches: list[list[Any]], n_tokens: list[int], **how: Any) -> tuple[list[Any], list[Any]]:
+    """Tokens and final caches of the prompts by mlx-lm's batch generation, in which some wait for others' places."""
+    generator = BatchGenerator(model, **how)
+    uids = generator.insert(PROMPTS, n_tokens, caches=caches)
+    tokens: dict[int, list[int]] = {uid: [] for uid in uids}
+    final = {}
+    while found := generator.next_generated():
+        for response in found:
+            tokens[response.uid].append(response.token)
+            if response.finish_reason:
+                final[response.uid] = response.prompt_cache
+    return [tokens[uid] for uid in uids], [final[uid] for uid in uids]
+
+
+def alone(model: Any, caches: list[Any], prompt: list[int], n: int) -> list[int]:
+    return [int(token) for token, _ in generate_step(mx.array(prompt), model, max_tokens=n, prompt_cache=caches)]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("llama", {}), ("gemma3", {"prefill_step_size": 100, "prefill_batch_size": 2})]
+)
+def test_mlx_lms_batches_answer_as_each_prompt_alone(name: str, how: dict[str, Any]) -> None:
+    model = tiny(name)
+    n_tokens = [N_TOKENS, 3, N_TOKENS, N_TOKENS]
+    tokens, final = in_a_batch(model, caches_for(model, 4, None, strict=True), n_tokens, **how)
+    for prompt, n, found, caches in zip(PROMPTS, n_tokens, tokens, final, strict=True):
+        lonely = caches_for(model, 1, None)[0]
+        assert found == alone(model, lonely, prompt, n)
+        assert [cache.offset for cache in caches] == [len(prompt) + n] * len(caches)
+        assert all(isinstance(cache, BlockKVCache) for cache in caches)
+
+
+HEAD_DIM, N_HEADS, N_KV_HEADS = 64, 4, 2
+ROPE = RopeLayout(HEAD_DIM, True)
+Rows = tuple[mx.array, mx.array, mx.array]
+
+
+def rows_of(sequence: int, n: int) -> Rows:
+    """What a model would make of a sequence's first n tokens: k, v, q [1, heads, n, head_dim]."""
+    rng = np.random.default_rng(sequence)
+    heads = (N_KV_HEADS, N_KV_HEADS, N_HEADS)
+    k, v, q = (mx.array(rng.standard_normal((1, 600, h, HEAD_DIM)).astype(np.float16)).swapaxes(1, 2) for h in heads)
+    return k[:, :, :n], v[:, :, :n], q[:, :, :n]
+
+
+def empty(window: int | None = None, reading: Reading | None = None, **options: Any) -> BlockKVCache:
+    types = {"type_k": "turbo4", "type_v": "turbo3", "rope": ROPE, **options}
+    return BlockKVCache(window=window, reading=reading or NumpyReading(), **types)
+
+
+def attended(cache: Any, rows: Rows, by_fallback: bool = False) -> np.ndarray:
+    k, v, q = rows
+    mask = cache.make_mask(k.shape[2])
+    keys, values = cache.update_and_fetch(k, v)
+    attend = mx.fast.scaled_dot_product_attention if by_fallback else hook.scaled_dot_product_attention
+    return np.array(attend(q, keys, values, scale=0.125, mask=mask))
+
+
+class Alone:
+    """Sequences that have run alone, in the same steps."""
+
+    def __init__(self, n: int, **options: Any) -> None:
+        self.caches = {i: empty(**options) for i in range(n)}
+
+    def step(self, i: int, n: int, by_fallback: bool = False) -> np.ndarray:
+        start = self.caches[i].offset
+        return attended(self.caches[i], tuple(x[:, :, start:] for x in rows_of(i, start + n)), by_fallback)
+
+
+class Together:
+    """The same sequences in one batch cache; `who` says which, in order."""
+
+    def __init__(self, n: int, **options: Any) -> None:
+        self.who = list(range(n))
+        self.cache = BlockKVCache.merge([empty(**options) for _ in range(n)])
+
+    def step(self, lengths: list[int], by_fallback: bool = False) -> list[np.ndarray]:
+        """Of as many columns as the longest has; the others' are padded on the right."""
+        n, offsets = max(lengths), self.cache.offset.tolist()
+        parts = []
+        for i, start, length in zip(self.who, offsets, lengths, strict=True):
+            rows = (x[:, :, start:] for x in rows_of(i, start + length))
+            parts.append([mx.pad(x, [(0, 0), (0, 0), (0, n - length), (0, 0)], constant_values=9.0) for x in rows])
+        if min(lengths) < n:
+            self.cache.prepare(lengths=lengths, right_padding=[n - length for length in lengths])
+        out = attended(self.cache, tuple(map(mx.concatenate, zip(*parts, strict=True))), by_fallback)
+        self.cache.finalize()
+        return [out[j : j + 1, :, :length] for j, length in enumerate(lengths)]
+
+
+def same_state(a: BlockKVCache, b: BlockKVCache) -> bool:
+    """Whether two caches hold the same bytes."""
+    flat = [], []
+    for held, into in zip((a, b), flat, strict=True):
+        for item in held.state:
+            into += [None if x is None else np.array(x) for x in item] if isinstance(item, list) else [item]
+    return len(flat[0]) == len(flat[1]) and all(
+        np.array_equal(x, y) if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) else x is y or x == y
+        for x, y in zip(*flat, strict=True)
+    )
+
+
+STEPS = ([3, 130, 124], [1, 1, 1], [2, 3, 0], [1, 1, 1], [3, 200, 2], [1, 1, 1])
+
+
+@pytest.mark.parametrize("by_fallback", [False, True])
+@pytest.mark.parametrize("window", [None, 60])
+def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback: bool) -> None:
+    alone_, together = Alone(3, window=window), Together(3, window=window)
+    for lengths in STEPS:
+        found = together.step(lengths, by_fallback)
+        for i, n in enumerate(lengths):
+            if n:
+                assert np.allclose(found[i], alone_.step(i, n, by_fallback), atol=2e-3 if by_fallback else 0, rtol=0)
+    for i, lonely in alone_.caches.items():
+        assert same_state(together.cache.extract(i), lonely)
+    assert together.cache.size() == 336 and together.cache.offset.tolist() == [11, 336, 129]
+
+
+def test_sequences_come_and_go() -> None:
+    alone_, together, later = Alone(4), Together(3), Together(1)
+    together.step([140, 20, 260])
+    later.who = [3]
+    later.step([130])
+    together.cache.filter([2, 0])
+    together.cache.extend(later.cache)
+    together.who = [2, 0, 3]
+    split = copy.deepcopy(together.cache)
+    together.step([1, 1, 1])
+    for i, n in zip((2, 0, 3), (260, 140, 130), strict=True):
+        alone_.step(i, n)
+    assert all(same_state(split.extract(j), alone_.caches[i]) for j, i in enumerate(together.who))
+    for j, i in enumerate(together.who):
+        alone_.step(i, 1)
+        assert same_state(together.cache.extract(j), alone_.caches[i])
+    merged = BlockKVCache.merge([together.cache.extract(0), empty()])
+    assert merged.offset.tolist() == [261, 0] and same_state(merged.extract(0), alone_.caches[2])
+    assert not merged.empty() and BlockKVCache.merge([empty(), empty()]).empty()
+    assert together.cache.trim(1) == 1
+    assert together.cache.offset.tolist() == split.offset.tolist()
+    assert together.cache.nbytes == sum(cache.nbytes for cache in map(together.cache.extract, range(3)))
+
+
+def test_columns_of_left_padding_are_not_stored() -> None:
+    alone_, cache = Alone(2), BlockKVCache.merge([empty(), empty()])
+    cache.prepare(left_padding=[5, 0])
+    assert cache.offset.tolist() == [-5, 0]
+    padded = (mx.pad(x, [(0, 0), (0, 0), (5, 0), (0, 0)], constant_values=9.0) for x in rows_of(0, 125))
+    rows = tuple(mx.concatenate(pair) for pair in zip(padded, rows_of(1, 130), strict=True))
+    found = attended(cache, rows)
+    assert np.array_equal(found[:1, :, 5:], alone_.step(0, 125)) and np.array_equal(found[1:], alone_.step(1, 130))
+    assert all(same_state(cache.extract(i), alone_.caches[i]) for i in range(2))
+    with pytest.raises(ValueError, match="empty batch"):
+        cache.prepare(left_padding=[1, 0])
+
+
+def test_reads_and_fallbacks_count_where_the_sequences_came_from() -> None:
+    usages = [hook.Usage(), hook.Usage()]
+    alone_ = Alone(2)
+    cache = BlockKVCache.merge([empty(usage=usage) for usage in usages])
+    k, v, q = (mx.concatenate(pair) for pair in zip(rows_of(0, 130), rows_of(1, 130), strict=True))
+    attended(cache, (k, v, q))
+    cache.update_and_fetch(*(rows[:, :, :1] for rows in (k, v)))  # nobody attends
+    alone_.step(0, 130)
+    for i, usage in enumerate(usages):
+        cache.extract(i)
+        assert usage.reads == alone_.caches[0].usage.reads and usage.by_fallback == 131
+
+
+def test_what_cannot_be_in_one_batch_is_refused_and_nothing_changes() -> None:
+    with pytest.raises(RequestError, match="same types"):
+        BlockKVCache.merge([empty(), empty(type_k="q8_0")])
+    cache = BlockKVCache.merge([empty(), empty()])
+    k, v, _ = (mx.concatenate([x, x]) for x in rows_of(0, 130))
+    with pytest.raises(RequestError, match="2 sequences"):
+        cache.update_and_fetch(k[:1], v[:1])
+    k[1, 0, 7, 3] = float("nan")
+    with pytest.raises(EncodeError, match="layer 0, K"):
+        cache.update_and_fetch(k, v)
+    assert cache.empty() and cache.offset.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="lengths"):
+        cache.prepare(right_padding=[1, 0])
