@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tqgguf.formats.validation.validate import validate
     from tqgguf.runtime.cache.kv_cache import make_prompt_cache
     from tqgguf.runtime.generation.cache_files import load_prompt_cache, save_prompt_cache
+    from tqgguf.runtime.generation.compiled_model import compiled
     from tqgguf.runtime.models.load import load_model
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "Finding",
     "TqggufError",
     "__version__",
+    "compiled",
     "load_model",
     "load_prompt_cache",
     "make_prompt_cache",
@@ -46,6 +48,7 @@ _FORMATS = {
     "validate": "tqgguf.formats.validation.validate",
 }
 _NEEDS_MLX = {
+    "compiled": "tqgguf.runtime.generation.compiled_model",
     "load_model": "tqgguf.runtime.models.load",
     "load_prompt_cache": "tqgguf.runtime.generation.cache_files",
     "make_prompt_cache": "tqgguf.runtime.cache.kv_cache",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.products import product
 from tqgguf.runtime.kv import block_ops
 from tqgguf.runtime.kv.balance import balance_rows, page_mean_mlx, page_mean_numpy
@@ -180,7 +181,7 @@ class Reading(Protocol):
     ) -> tuple[mx.array, mx.array]:
         """K's and V's tails of fixed length, f16 [n_kv_heads, PAGE, head_dim], with one new row [1, n_kv_heads, 1,
         head_dim] each after the rows that are held; n_held: int32 [8], of which the first counts."""
-        raise NotImplementedError
+        raise RequestError("this backend does not compile steps")
 
     def answer_in_page(
         self,
@@ -196,7 +197,7 @@ class Reading(Protocol):
     ) -> mx.array:
         """`attend.attend` of one row in `page`, whose position is int32 [8] (the first counts); sides' rows are tails
         as `join_in_page` has them. Reads nothing on the host."""
-        raise NotImplementedError
+        raise RequestError("this backend does not compile steps")
 
     def matmul(self, a: Any, b: Any) -> Any:
         """float32 [n, rows, inner] @ [n, inner, columns]."""

@@ -221,7 +221,8 @@ def _restore(layer: LayerSnapshot, cache: BlockKVCache, k: _Planes, v: _Planes) 
     dims = [layer.side(side).codec.head_dim for side in SIDES]
     given = mx.array(layer.k.channel_scale) if layer.scale_is_given and layer.k.channel_scale is not None else None
     sides = [_arrays(k, balance=layer.balance), _arrays(v, balance="off")]
-    cache.state = (*cache.settings.scalars(), offset, layer.start // PAGE_TOKENS, given, *dims, *sides)
+    v_tiled = 0  # snapshots have rows
+    cache.state = (*cache.settings.scalars(), offset, layer.start // PAGE_TOKENS, given, *dims, v_tiled, *sides)
     cache.valid_from = layer.start if k.padding else 0
 
 

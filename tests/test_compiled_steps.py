@@ -1,0 +1,198 @@
+"""Steps compiled for a page answer as the model's own steps do, and give caches their rows back when asked."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from emulator.launcher import EmulatedLauncher
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import KVCache
+from tiny_models import TinyModel, write_tiny
+
+import tqgguf
+from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.hook import scaled_dot_product_attention
+from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
+from tqgguf.runtime.cache.compiled_steps import CompiledSteps
+from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.generation.compiled_model import CompiledModel
+from tqgguf.runtime.models.load import open_model
+
+MODELS = {
+    "llama": TinyModel("llama"),
+    "qwen3": TinyModel("qwen3", head_dim=128),
+    "gemma3": TinyModel("gemma3", n_layers=3, window=64, window_pattern=2),
+}
+IDS = np.random.default_rng(21).integers(0, 280, 400).astype(np.int32)
+START, END = 250, 262  # a page fills on the way
+
+
+@lru_cache
+def tiny(name: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return open_model(write_tiny(Path(folder) / "m.gguf", MODELS[name])).load(form="packed").model
+
+
+def filled(model: Any, reading: Reading, n: int = START, **options: Any) -> list[Any]:
+    caches = make_prompt_cache(model, "turbo4", "turbo3", reading=reading, **options)
+    mx.eval(model(mx.array(IDS[None, :n]), cache=caches))
+    return caches
+
+
+def token(i: int) -> mx.array:
+    return mx.array(IDS[None, i : i + 1])
+
+
+def steps_of(model: Any) -> CompiledSteps:
+    return CompiledSteps(lambda tokens, caches: model(tokens, cache=caches))
+
+
+def decoded(model: Any, caches: list[Any], first: int, end: int, steps: CompiledSteps | None) -> tuple[np.ndarray, int]:
+    """Logits of the steps first .. end - 1, and how many of them were compiled."""
+    outs, n_compiled = [], 0
+    for i in range(first, end):
+        out = None if steps is None else steps.step(token(i), caches)
+        n_compiled += out is not None
+        out = model(token(i), cache=caches) if out is None else out
+        outs.append(np.array(out[0, -1].astype(mx.float32)))
+    return np.array(outs), n_compiled
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float((np.linalg.norm(a - b, axis=-1) / np.linalg.norm(b, axis=-1)).max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_answer_as_the_model_does(name: str) -> None:
+    model = tiny(name)
+    plain, compiled = filled(model, MlxReading()), filled(model, MlxReading())
+    expected, _ = decoded(model, plain, START, END, None)
+    found, n_compiled = decoded(model, compiled, START, END, steps_of(model))
+    assert n_compiled == END - START - 1  # but for the one that fills the page
+    assert distance(found, expected) < 1e-2  # a row that differs in its last bit may get another code
+    assert distance(found[:5], expected[:5]) < 1e-4
+    assert [cache.offset for cache in compiled] == [END] * len(compiled)
+    assert compiled[0].usage == plain[0].usage
+
+
+def test_steps_by_the_kernels_answer_as_the_model_does() -> None:
+    model = tiny("llama")
+    expected, _ = decoded(model, filled(model, KernelReading(EmulatedLauncher())), START, START + 2, None)
+    launcher = EmulatedLauncher()
+    found, n_compiled = decoded(model, filled(model, KernelReading(launcher)), START, START + 2, steps_of(model))
+    assert n_compiled == 2 and launcher.launched["decode_attention"] == 4  # two layers
+    assert distance(found, expected) < 1e-3  # RoPE at a position that is an array rounds otherwise on a CPU
+
+
+def trimmed(caches: list[Any]) -> int:
+    for cache in caches:
+        cache.trim(3)
+    return START
+
+
+def saved_and_restored(caches: list[Any]) -> int:
+    for cache in caches:
+        cache.state = cache.state
+    return START + 3
+
+
+def a_step_of_two(caches: list[Any]) -> int:
+    tiny("llama")(mx.array(IDS[None, START + 3 : START + 5]), cache=caches)
+    return START + 5
+
+
+def replaced(caches: list[Any]) -> int:
+    caches[:] = [BlockKVCache.from_state(cache.state) for cache in caches]
+    for cache in caches:
+        cache.reading = MlxReading()
+    return START + 3
+
+
+@pytest.mark.parametrize("change", [trimmed, saved_and_restored, a_step_of_two, replaced])
+def test_whoever_changes_a_cache_between_steps_finds_their_rows(change: Callable[[list[Any]], int]) -> None:
+    model = tiny("llama")
+    answers = []
+    for steps in (None, steps_of(model)):
+        caches = filled(model, MlxReading())
+        decoded(model, caches, START, START + 3, steps)
+        at = change(caches)
+        answers.append(decoded(model, caches, at, at + 1, steps)[0])
+    assert distance(answers[0], answers[1]) < 1e-4
+
+
+def test_nothing_is_compiled_before_page_0_is_full_or_while_somebody_watches() -> None:
+    model = tiny("llama")
+    assert decoded(model, filled(model, MlxReading(), 40), 40, 43, steps_of(model))[1] == 0
+    caches, seen = filled(model, MlxReading()), []
+    caches[0].usage.observer = lambda step, q, scale: seen.append(step.layer)
+    assert decoded(model, caches, START, START + 2, steps_of(model))[1] == 0
+    assert seen == [0, 1, 0, 1]
+
+
+class OwnAttention:
+    """A model that computes attention by itself, of which `how` is left to the test."""
+
+    def __init__(self, how: Callable[[mx.array, mx.array, mx.array], mx.array]) -> None:
+        self._how, self.layers = how, [None]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        x = mx.broadcast_to(tokens.astype(mx.float32)[:, None, :, None] / 300, (1, 2, tokens.shape[1], 64))
+        return self._how(x, *cache[0].update_and_fetch(x, x + 1))
+
+
+def by_products(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+    return mx.softmax(q @ k.swapaxes(2, 3), axis=-1) @ v
+
+
+def by_both(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+    mask = "causal" if q.shape[2] > 1 else None
+    return scaled_dot_product_attention(q, k, v, mask=mask) + k.sum(axis=2, keepdims=True)
+
+
+def by_branches(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+    return scaled_dot_product_attention(q, k, v, mask="causal" if q.shape[2] > 1 or q.max() > 2 else None)
+
+
+@pytest.mark.parametrize("how", [by_products, by_both, by_branches])
+def test_a_model_that_cannot_be_compiled_is_evaluated_as_ever(how: Callable[..., mx.array]) -> None:
+    model = OwnAttention(how)
+    answers = []
+    for steps in (None, steps_of(model)):
+        caches = [BlockKVCache("turbo4", "turbo3", reading=MlxReading())]
+        mx.eval(model(mx.array(IDS[None, :130]), caches))
+        found, n_compiled = decoded(model, caches, 130, 133, steps)
+        answers.append(found)
+        assert n_compiled == 0
+    assert np.array_equal(answers[0], answers[1])
+
+
+@pytest.mark.parametrize(
+    ("caches", "reason"),
+    [
+        (lambda model: filled(model, NumpyReading()), "this backend does not compile steps of turbo4/turbo3"),
+        (lambda model: [KVCache(), KVCache()], "a layer has a KVCache"),
+        (lambda model: make_prompt_cache(model, "turbo4", "turbo3", tail=False), "a cache has no tail"),
+    ],
+)
+def test_a_refusal_says_why(caches: Callable[[Any], list[Any]], reason: str) -> None:
+    steps = steps_of(tiny("llama"))
+    assert steps.step(token(0), caches(tiny("llama"))) is None
+    assert steps.refusal == reason
+
+
+def test_mlx_lm_generates_with_a_compiled_model() -> None:
+    answers = []
+    for model in (tiny("llama"), tqgguf.compiled(tiny("llama"))):
+        caches = filled(model, MlxReading())
+        made = generate_step(mx.array(IDS[START:END]), model, max_tokens=8, prompt_cache=caches)
+        answers.append([int(found) for found, _ in made])
+        assert caches[0].offset in (END + 7, END + 8)
+    assert isinstance(model, CompiledModel) and model.steps.refusal is None
+    assert answers[0] == answers[1]
