@@ -8,6 +8,7 @@ always. What kernels do not read (types or head sizes) is left to MLX operations
 from __future__ import annotations
 
 from functools import lru_cache
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,11 +17,13 @@ import mlx.core as mx
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.readings import MlxReading, Reads
+from tqgguf.runtime.kernels.batch_attention import attend_batch, batch_positions, grow_and_attend_batch, refusal_of
 from tqgguf.runtime.kernels.decode_attention import attend_blocks, attend_in_page, grow_and_attend
 from tqgguf.runtime.kernels.launch import Launcher
-from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_in_page, join_rows
+from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_in_batch, join_in_page, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kernels.types import is_supported
+from tqgguf.runtime.kv.page_pool import PoolGrowth
 from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, prefix_length
 
 MOST_ROWS = 8
@@ -125,6 +128,35 @@ class KernelReading(MlxReading):
             self.launcher, q, k, v, page=page, position=position, scale=scale, window=window, sinks=sinks
         )
 
+    def takes_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
+        return n_rows <= self.most_rows and refusal_of(k, v) is None
+
+    def join_batch(
+        self,
+        tails: tuple[mx.array, mx.array],
+        new: tuple[mx.array, mx.array],
+        offsets: Sequence[int],
+        n_own: Sequence[int],
+    ) -> tuple[mx.array, mx.array]:
+        return join_in_batch(self.launcher, tails, new, batch_positions(tuple(offsets), tuple(n_own)))
+
+    def answer_batch(
+        self, q: mx.array, growth: PoolGrowth, *, scale: float, window: int | None, sinks: mx.array | None
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+        queries = q.astype(_kernel_type(q.dtype))
+        how: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks}
+        how |= {"offsets": growth.offsets, "n_own": growth.n_own}
+        if growth.joined is not None:
+            out, tails = attend_batch(self.launcher, queries, growth.joined, growth.pages, **how), growth.joined
+        else:
+            out, *joined = grow_and_attend_batch(self.launcher, queries, growth.tails, growth.new, growth.pages, **how)
+            tails = joined[0], joined[1]
+        return out.astype(q.dtype), tails
+
+    def dequantise_pages(self, side: SideView, end: int, dtype: mx.Dtype) -> mx.array:
+        rows = decode_rows(self.launcher, side, side.pages_start * PAGE, end, dtype=_kernel_type(dtype))
+        return rows[None].astype(dtype)
+
     def dequantise_late(self, side: SideView, offset: int, new: mx.array) -> mx.array:
         dtype, start = new.dtype, side.pages_start * PAGE
         tail = side.rows[None].astype(dtype)
@@ -132,8 +164,7 @@ class KernelReading(MlxReading):
             return mx.concatenate([tail, new], axis=2)
         blocks = side.kept.get(dtype)
         if blocks is None:  # for the whole page, since hardly anybody evaluates it
-            rows = decode_rows(self.launcher, side, start, side.rows_start, dtype=_kernel_type(dtype))
-            blocks = side.kept[dtype] = rows[None].astype(dtype)
+            blocks = side.kept[dtype] = self.dequantise_pages(side, side.rows_start, dtype)
         return mx.concatenate([blocks, tail, new], axis=2)
 
     def answer_late(

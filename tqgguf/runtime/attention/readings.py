@@ -6,6 +6,7 @@ numpy on a CPU, MLX operations on a GPU; `attention_c` adds the C library. Which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.products import product
 from tqgguf.runtime.kv import block_ops
 from tqgguf.runtime.kv.balance import balance_rows, page_mean_mlx, page_mean_numpy
+from tqgguf.runtime.kv.page_pool import PoolGrowth
 from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 
@@ -198,6 +200,31 @@ class Reading(Protocol):
         """`attend.attend` of one row in `page`, whose position is int32 [8] (the first counts); sides' rows are tails
         as `join_in_page` has them. Reads nothing on the host."""
         raise RequestError("this backend does not compile steps")
+
+    def takes_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
+        """Whether steps of that many rows are answered for several sequences at once, by the next three."""
+        return False
+
+    def join_batch(
+        self,
+        tails: tuple[mx.array, mx.array],
+        new: tuple[mx.array, mx.array],
+        offsets: Sequence[int],
+        n_own: Sequence[int],
+    ) -> tuple[mx.array, mx.array]:
+        """As `page_pool.BatchJoiner` has it."""
+        raise NotImplementedError
+
+    def answer_batch(
+        self, q: mx.array, growth: PoolGrowth, *, scale: float, window: int | None, sinks: mx.array | None
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+        """Attention of q [sequences, n_heads, rows, head_dim] over a pool's pages and tails, and the tails with the
+        new rows. Answers of rows that are not a sequence's own mean nothing."""
+        raise NotImplementedError
+
+    def dequantise_pages(self, side: SideView, end: int, dtype: mx.Dtype) -> mx.array:
+        """What a side's pages before position `end` decode to, lazily: [1, n_kv_heads, tokens, head_dim]."""
+        raise NotImplementedError
 
     def matmul(self, a: Any, b: Any) -> Any:
         """float32 [n, rows, inner] @ [n, inner, columns]."""

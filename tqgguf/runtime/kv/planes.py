@@ -45,6 +45,16 @@ class Plane:
         self.array[self.length : end] = new
         self.length = end
 
+    def put(self, index: int, new: mx.array) -> None:
+        """One entry [1, ...] in the place of another, or after the last one."""
+        if index == self.length:
+            self.append(new)
+            return
+        assert self.array is not None and index < self.length
+        self._held = self._memory = None
+        self.array = mx.array(self.array)  # as in `append`
+        self.array[index : index + 1] = new
+
     def append_host(self, new: NDArray[Any]) -> None:
         """`append` on a CPU, at once and without an operation of MLX, of which each costs as much as a token's row."""
         end = self.length + len(new)
