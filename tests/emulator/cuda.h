@@ -8,12 +8,14 @@ struct __half {
   __half() = default;
   __half(float);
   operator float() const;
+  unsigned short bits;
 };
 typedef __half half;
 struct __nv_bfloat16 {
   __nv_bfloat16() = default;
   __nv_bfloat16(float);
   operator float() const;
+  unsigned short bits;
 };
 struct uint2 {
   unsigned x, y;

@@ -1,17 +1,22 @@
-  // Rows out T [heads, n_tokens, DIM]: n_coded from blocks, from position `start` on (a page's edge), then position[0] f16 rows
-  // of `own` from own_first on, which has n_own of each head (0: as many as are read). The exact prefix comes from its own rows. UNROTATED: in original axes, else as blocks have them (then
-  // neither SCALED nor CENTRED). grid: x shares of tokens, y KV heads from first_head on. A simdgroup takes a row at a time.
+  // Rows out T [heads, n_tokens, DIM], or [n_tokens, heads, DIM] if TOKENS_FIRST: n_coded from blocks, from position `start` on
+  // (a page's edge), then position[0] f16 rows of `own` from own_first on, which has n_own of each head (0: as many as are
+  // read), then n_zeros zero rows. The exact prefix comes from its own rows. UNROTATED: in original axes, else as blocks have
+  // them (then neither SCALED nor CENTRED). grid: x shares of tokens, y KV heads from first_head on. A simdgroup takes a row at
+  // a time.
   using namespace tq;
   typedef Part<TYPE, DIM, GROUP, 1> Row;
   constexpr int PER_LANE = DIM / 32;
   const uint out_head = threadgroup_position_in_grid.y, head = uint(sizes[AT_first_head]) + out_head, n_heads = uint(sizes[AT_n_heads]);
   const uint lane = thread_index_in_simdgroup, start = uint(sizes[AT_start]);
-  const uint n_coded = uint(sizes[AT_n_coded]), n_tokens = n_coded + uint(position[0]), n_own = uint(sizes[AT_n_own]) ? uint(sizes[AT_n_own]) : uint(position[0]);
+  const uint n_coded = uint(sizes[AT_n_coded]), own_end = n_coded + uint(position[0]), n_tokens = own_end + uint(sizes[AT_n_zeros]);
+  const uint n_own = uint(sizes[AT_n_own]) ? uint(sizes[AT_n_own]) : uint(position[0]);
   const uint stride = threadgroups_per_grid.x * uint(SIMDGROUPS);
   for (uint token = threadgroup_position_in_grid.x * uint(SIMDGROUPS) + simdgroup_index_in_threadgroup; token < n_tokens; token += stride) {
     const uint key = start + token;
     float x[PER_LANE];
-    if (token >= n_coded) {
+    if (token >= own_end) {
+      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = 0.0f;
+    } else if (token >= n_coded) {
       const uint row = head * n_own + uint(sizes[AT_own_first]) + token - n_coded;
       UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = float(own[ulong(row) * ulong(DIM) + ulong(uint(i) * 32u + lane)]);
     } else if (key < uint(sizes[AT_n_prefix])) {
@@ -50,5 +55,6 @@
         if (CENTRED) x[i] += float(page_means[(page * n_heads + head) * uint(DIM) + d]);
       }
     }
-    UNROLL for (int i = 0; i < PER_LANE; ++i) out[(ulong(out_head) * ulong(n_tokens) + ulong(token)) * ulong(DIM) + ulong(uint(i) * 32u + lane)] = T(x[i]);
+    const ulong place = TOKENS_FIRST ? ulong(token) * ulong(threadgroups_per_grid.y) + ulong(out_head) : ulong(out_head) * ulong(n_tokens) + ulong(token);
+    UNROLL for (int i = 0; i < PER_LANE; ++i) out[place * ulong(DIM) + ulong(uint(i) * 32u + lane)] = T(x[i]);
   }

@@ -34,7 +34,7 @@ DECODE = Kernel(
     ("codes.metal", "vectors.metal"),
     ("codes", "scales", "page_means", "channel_scale", "prefix", "own", "book", "signs", "sizes", "position"),
     ("out",),
-    ("first_head", "n_heads", "start", "n_coded", "codes_page", "n_prefix", "own_first", "n_own"),
+    ("first_head", "n_heads", "start", "n_coded", "codes_page", "n_prefix", "own_first", "n_own", "n_zeros"),
 )
 JOIN = Kernel(
     "join_rows",
@@ -100,10 +100,10 @@ def _side_template(codec: Codec) -> Template:
 
 @lru_cache(maxsize=64)
 def _decode_template(
-    codec: Codec, dtype: mx.Dtype, unrotated: bool, centred: bool, scaled: bool, tiled: bool
+    codec: Codec, dtype: mx.Dtype, unrotated: bool, centred: bool, scaled: bool, tiled: bool, tokens_first: bool
 ) -> Template:
-    flags = (("UNROTATED", unrotated), ("CENTRED", centred), ("SCALED", scaled), ("TILED", tiled))
-    return (("T", dtype), *_side_template(codec), *flags)
+    of_rows = (("UNROTATED", unrotated), ("CENTRED", centred), ("SCALED", scaled))
+    return (("T", dtype), *_side_template(codec), *of_rows, ("TILED", tiled), ("TOKENS_FIRST", tokens_first))
 
 
 def decode_rows(
@@ -116,25 +116,30 @@ def decode_rows(
     dtype: mx.Dtype,
     heads: tuple[int, int] | None = None,
     unrotated: bool = True,
+    tokens_first: bool = False,
+    n_zeros: int = 0,
 ) -> mx.array:
     """What a block side's pages at positions start .. coded_end - 1 decode to, and after them the f16 rows of `own`.
 
     own: first and last position of rows that the side holds in f16. heads: the KV heads first .. last - 1 only.
     unrotated: in original axes with the exact prefix from its own rows; else what blocks decode to, as they have it.
-    Returns dtype [heads, tokens, head_dim].
+    n_zeros: zero rows after all others. Returns dtype [heads, tokens, head_dim], or [tokens, heads, head_dim].
     """
     n_heads = side.codes.shape[1] if side.codes is not None else side.rows.shape[0]
     first_head, last_head = heads or (0, n_heads)
     n_own, own_first, n_held = 0, 0, 0
     if own is not None:
         n_own, own_first, n_held = own[1] - own[0], own[0] - side.rows_start, side.rows.shape[1]
-    in_rows = own_first, 0 if n_held == n_own else n_held
-    n_tokens = coded_end - start + n_own
+    in_rows = own_first, 0 if n_held == n_own else n_held, n_zeros
+    n_tokens = coded_end - start + n_own + n_zeros
     prepared = _prepare_decode(
-        launcher, side, start, coded_end, in_rows, (first_head, last_head), dtype, unrotated, n_tokens
+        launcher, side, start, coded_end, in_rows, (first_head, last_head), dtype, unrotated, n_tokens, tokens_first
     )
+    shape = last_head - first_head, n_tokens
     return prepared.decode(
-        side.rows if n_own else nothing(mx.float16), n_own, (last_head - first_head, n_tokens, side.codec.head_dim)
+        side.rows if n_own else nothing(mx.float16),
+        n_own,
+        (*(shape[::-1] if tokens_first else shape), side.codec.head_dim),
     )
 
 
@@ -148,7 +153,7 @@ def decode_all(launcher: Launcher, side: SideView, coded_end: int, dtype: mx.Dty
     start = side.pages_start * PAGE
     prepared = side.kept.get((coded_end, dtype))
     if prepared is None:
-        in_rows, n_tokens = (coded_end - side.rows_start, 0), coded_end - start + max(n_own, PAGE)
+        in_rows, n_tokens = (coded_end - side.rows_start, 0, 0), coded_end - start + max(n_own, PAGE)
         prepared = _prepare_decode(launcher, side, start, coded_end, in_rows, (0, n_heads), dtype, True, n_tokens)
         side.kept[coded_end, dtype] = prepared
     return prepared.decode(side.rows, n_own, (1, n_heads, coded_end - start + n_own, head_dim))
@@ -175,13 +180,14 @@ def _prepare_decode(
     side: SideView,
     start: int,
     coded_end: int,
-    in_rows: tuple[int, int],
+    in_rows: tuple[int, int, int],
     heads: tuple[int, int],
     dtype: mx.Dtype,
     unrotated: bool,
     n_tokens: int,
+    tokens_first: bool = False,
 ) -> _Prepared:
-    """in_rows: as the kernel's own_first and n_own. n_tokens: that the grid is made for, in all."""
+    """in_rows: as the kernel's own_first, n_own and n_zeros. n_tokens: that the grid is made for, in all."""
     codec = side.codec
     n_heads = side.codes.shape[1] if side.codes is not None else side.rows.shape[0]
     simdgroups = FAMILIES[launcher.family].decode_simdgroups
@@ -199,7 +205,7 @@ def _prepare_decode(
     }
     call = launcher.prepare(
         DECODE,
-        _decode_template(codec, dtype, unrotated, means is not None, scale is not None, side.tiled),
+        _decode_template(codec, dtype, unrotated, means is not None, scale is not None, side.tiled, tokens_first),
         Threads((-(-n_tokens // (_ROWS_OF_A_SIMDGROUP * simdgroups)), heads[1] - heads[0], 1), simdgroups),
         [((8,), dtype)],
     )
