@@ -1,13 +1,12 @@
 """Attention, decoding and encoding by the GPU kernels: the reading of a GPU.
 
-Steps of a few rows are answered by decode attention straight from blocks. Longer ones decode the pages before them for
-some KV heads at a time, within a bounded workspace, and leave the rest to MLX's own attention, as float types do
-always. What kernels do not read (types or head sizes) is left to MLX operations, whose fast twin this is.
+Steps of a few rows are answered by decode attention straight from blocks, longer ones in `long_steps`; rows of float
+types are left to MLX's own attention. What kernels do not read (types or head sizes) is left to MLX operations, whose
+fast twin this is.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,6 +15,8 @@ import mlx.core as mx
 
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention.long_steps import MASK_BYTES, WORKSPACE_BYTES, LongSteps, causal_mask, first_read
+from tqgguf.runtime.attention.partial import PartialAttention
 from tqgguf.runtime.attention.readings import MlxReading, Reads
 from tqgguf.runtime.kernels.batch_attention import attend_batch, batch_positions, grow_and_attend_batch, refusal_of
 from tqgguf.runtime.kernels.decode_attention import attend_blocks, attend_in_page, grow_and_attend
@@ -30,19 +31,12 @@ MOST_ROWS = 8
 """Rows of a step up to which blocks are read by decode attention; longer steps decode them first
 (benchmarks/LOG.md)."""
 
-WORKSPACE_BYTES = 1 << 30
-"""Bytes that decoded keys and values of a long step may take at a time; at least one KV head is decoded whole."""
-
-MASK_BYTES = 1 << 28
-"""Bytes of a mask, as wide as the keys, for the query rows of a long step that are taken together; all of a page's
-rows are."""
-
 _QUERY_TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
 
 class KernelReading(MlxReading):
     """MLX's reading with kernels in the places that count. most_rows, workspace_bytes, mask_bytes: instead of the
-    constants above."""
+    constants. partial: for long steps, instead of what MLX has here."""
 
     def __init__(
         self,
@@ -50,9 +44,10 @@ class KernelReading(MlxReading):
         most_rows: int = MOST_ROWS,
         workspace_bytes: int = WORKSPACE_BYTES,
         mask_bytes: int = MASK_BYTES,
+        partial: PartialAttention | None = None,
     ) -> None:
         self.launcher, self.most_rows = launcher, most_rows
-        self.workspace_bytes, self.mask_bytes = workspace_bytes, mask_bytes
+        self.long_steps = LongSteps(launcher, partial, workspace_bytes, mask_bytes)
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         if not _can_encode(codec, rows):
@@ -224,125 +219,18 @@ class KernelReading(MlxReading):
             ]
             out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         else:
-            out = self._attend_decoded(q, k, v, offset, scale, window, sinks)
+            out = self.long_steps.attend(q, k, v, offset=offset, scale=scale, window=window, sinks=sinks)
         if reads is not None:
             for lo, hi in pages:
                 reads.count_page(lo, hi, k.codec, v.codec, window, prefix_length(k, v))
         return out
-
-    def _attend_decoded(
-        self,
-        q: mx.array,
-        k: SideView,
-        v: SideView,
-        offset: int,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        """A long step: as many rows at a time as the mask has room for, and as many KV heads as the workspace holds."""
-        n_heads, n_kv_heads = q.shape[1], k.rows.shape[0]
-        group = n_heads // n_kv_heads
-        parts, end = [], offset + q.shape[2]
-        in_f16 = 2  # bytes
-        at_a_time = max(1, self.mask_bytes // (in_f16 * (2 * end - _start(k, v, offset, window)) * PAGE)) * PAGE
-        for lo, hi in pairwise(cuts(offset, end, at_a_time)):
-            start = _start(k, v, lo, window)
-            per_head = in_f16 * (2 * hi - lo - start) * (k.codec.head_dim + v.codec.head_dim)
-            at_once = max(1, min(n_kv_heads, self.workspace_bytes // per_head))
-            outs = []
-            for first in range(0, n_kv_heads, at_once):
-                heads = first, min(first + at_once, n_kv_heads)
-                some = slice(first * group, heads[1] * group)
-                rows = q[:, some, lo - offset : hi - offset]
-                outs.append(
-                    self._attend_heads(
-                        rows, k, v, heads, (start, lo), scale, window, None if sinks is None else sinks[some]
-                    )
-                )
-            parts.append(outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1))
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-
-    def _attend_heads(
-        self,
-        q: mx.array,
-        k: SideView,
-        v: SideView,
-        heads: tuple[int, int],
-        positions: tuple[int, int],
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        """Rows of some KV heads: pages up to the last row's own as blocks, then the rows' own pages in f16.
-
-        A row sees the pages before its own as blocks, and its own page in f16: where rows lie in several pages, their
-        pages are there in both forms, and a mask says which row sees which.
-        """
-        start, lo = positions
-        hi = lo + q.shape[2]
-        coded_end, own_start = (hi - 1) // PAGE * PAGE, lo // PAGE * PAGE
-        dtype = mx.bfloat16 if q.dtype == mx.bfloat16 else mx.float16
-        keys, values = (self._both_forms(side, heads, start, coded_end, (own_start, hi), dtype) for side in (k, v))
-        if coded_end == own_start:
-            mask = _causal_mask(start, lo, hi, window)
-        else:
-            mask = _own_page_mask(start, lo, hi, window, dtype)
-        out = mx.fast.scaled_dot_product_attention(
-            q.astype(dtype), keys, values, scale=scale, mask=mask, sinks=None if sinks is None else sinks.astype(dtype)
-        )
-        return out.astype(q.dtype)
-
-    def _both_forms(
-        self,
-        side: SideView,
-        heads: tuple[int, int],
-        start: int,
-        coded_end: int,
-        own: tuple[int, int],
-        dtype: mx.Dtype,
-    ) -> mx.array:
-        """[1, heads, tokens, head_dim]: positions start .. coded_end - 1 from blocks, then those of `own` in f16."""
-        if not side.codec.is_float:
-            rows = decode_rows(self.launcher, side, start, coded_end, own=own, dtype=dtype, heads=heads)
-        else:
-            parts = [
-                side.rows[slice(*heads), lo - side.rows_start : hi - side.rows_start]
-                for lo, hi in ((start, coded_end), own)
-            ]
-            rows = mx.concatenate(parts, axis=1).astype(dtype)
-        return rows[None]
-
-
-@lru_cache(maxsize=2)  # of layers with a window and without; each takes up to MASK_BYTES
-def _own_page_mask(start: int, lo: int, hi: int, window: int | None, dtype: mx.Dtype) -> mx.array:
-    """What is added to the scores of rows lo .. hi - 1 (0, or minus infinity), for keys as `_both_forms` has them.
-
-    [rows, keys]; the layers of a step share it.
-    """
-    coded_end, own_start = (hi - 1) // PAGE * PAGE, lo // PAGE * PAGE
-    row = mx.arange(lo, hi)[:, None]
-    own_page = row // PAGE * PAGE
-    coded, own = mx.arange(start, coded_end), mx.arange(own_start, hi)
-    seen = mx.concatenate([coded < own_page, (own >= own_page) & (own <= row)], axis=1)
-    if window is not None:
-        seen &= mx.concatenate([coded, own]) > row - window
-    return mx.where(seen, mx.array(0, dtype=dtype), mx.array(-mx.inf, dtype=dtype))
-
-
-def _causal_mask(first_key: int, lo: int, hi: int, window: int | None) -> Any:
-    """The mask of rows lo .. hi - 1 over the keys from first_key up to the last row's own."""
-    if window is not None and hi - first_key > window:
-        row, key = mx.arange(lo, hi)[:, None], mx.arange(first_key, hi)
-        return (key <= row) & (key > row - window)
-    return "causal" if hi - lo > 1 else None
 
 
 def _attend_rows(
     q: mx.array, k: SideView, v: SideView, offset: int, scale: float, window: int | None, sinks: mx.array | None
 ) -> mx.array:
     """Float types on both sides: MLX's own attention over their rows."""
-    start = _start(k, v, offset, window)
+    start = first_read(k, v, offset, window)
     dtype = k.rows.dtype if k.rows.dtype == v.rows.dtype else mx.float32
     keys, values = (side.rows[None, :, start - side.rows_start :].astype(dtype) for side in (k, v))
     out = mx.fast.scaled_dot_product_attention(
@@ -350,16 +238,10 @@ def _attend_rows(
         keys,
         values,
         scale=scale,
-        mask=_causal_mask(start, offset, offset + q.shape[2], window),
+        mask=causal_mask(start, offset, offset + q.shape[2], window),
         sinks=None if sinks is None else sinks.astype(dtype),
     )
     return out.astype(q.dtype)
-
-
-def _start(k: SideView, v: SideView, offset: int, window: int | None) -> int:
-    """The first position that the step reads, at a page's edge."""
-    held = max(k.first_page, v.first_page)
-    return PAGE * (held if window is None else max(held, max(0, offset - window + 1) // PAGE))
 
 
 def _kernel_type(dtype: mx.Dtype) -> mx.Dtype:
