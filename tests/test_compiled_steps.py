@@ -91,6 +91,24 @@ def test_steps_by_the_kernels_answer_as_the_model_does() -> None:
     assert distance(found, expected) < 1e-3  # RoPE at a position that is an array rounds otherwise on a CPU
 
 
+def test_one_graph_serves_all_pages_that_planes_have_room_for() -> None:
+    model, traced = tiny("llama"), []
+    caches = filled(model, MlxReading())
+    for cache in caches:
+        for plane in (*cache.sides[0].planes, *cache.sides[1].planes):
+            plane.step = 8
+
+    def evaluate(tokens: mx.array, layers: list[Any]) -> mx.array:
+        traced.append(len(layers))
+        return model(tokens, cache=layers)
+
+    steps = CompiledSteps(evaluate)
+    for i in range(START, START + 2 * 128 + 10):
+        out = steps.step(token(i % 250), caches)
+        mx.eval(model(token(i % 250), cache=caches) if out is None else out)
+    assert len(traced) == 2  # planes grew once, when the first page filled
+
+
 def trimmed(caches: list[Any]) -> int:
     for cache in caches:
         cache.trim(3)

@@ -19,7 +19,7 @@ from tqgguf.runtime.attention.long_steps import MASK_BYTES, WORKSPACE_BYTES, Lon
 from tqgguf.runtime.attention.partial import PartialAttention
 from tqgguf.runtime.attention.readings import MlxReading, Reads
 from tqgguf.runtime.kernels.batch_attention import attend_batch, batch_positions, grow_and_attend_batch, refusal_of
-from tqgguf.runtime.kernels.decode_attention import attend_blocks, attend_in_page, grow_and_attend
+from tqgguf.runtime.kernels.decode_attention import attend_blocks, attend_in_page, grow_and_attend, n_shares
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_in_batch, join_in_page, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
@@ -111,7 +111,7 @@ class KernelReading(MlxReading):
         k: SideView,
         v: SideView,
         *,
-        page: int,
+        n_pages: int,
         position: mx.array,
         scale: float,
         window: int | None,
@@ -120,8 +120,11 @@ class KernelReading(MlxReading):
         if q.dtype not in _QUERY_TYPES:
             raise RequestError(f"expected queries of f16, bf16 or f32, found {q.dtype}")
         return attend_in_page(
-            self.launcher, q, k, v, page=page, position=position, scale=scale, window=window, sinks=sinks
+            self.launcher, q, k, v, n_pages=n_pages, position=position, scale=scale, window=window, sinks=sinks
         )
+
+    def n_shares(self, k: Codec, v: Codec, n_kv_heads: int, group_size: int, n_pages: int) -> int:
+        return n_shares(self.launcher.family, k, v, n_kv_heads, group_size, n_pages)
 
     def takes_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
         return n_rows <= self.most_rows and refusal_of(k, v) is None

@@ -191,15 +191,48 @@ class Reading(Protocol):
         k: SideView,
         v: SideView,
         *,
-        page: int,
+        n_pages: int,
         position: mx.array,
         scale: float,
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        """`attend.attend` of one row in `page`, whose position is int32 [8] (the first counts); sides' rows are tails
-        as `join_in_page` has them. Reads nothing on the host."""
+        """`attend.attend` of one row whose position is int32 [8] (the first counts). Reads nothing on the host.
+
+        The sides' planes hold the pages before the row's own, of which it sees n_pages, and maybe room for more; their
+        rows are tails as `join_in_page` has them.
+        """
         raise RequestError("this backend does not compile steps")
+
+    def n_shares(self, k: Codec, v: Codec, n_kv_heads: int, group_size: int, n_pages: int) -> int:
+        """What `answer_in_page` makes of n_pages: the same graph serves all that have the same. group_size: query heads
+        of a KV head."""
+        return 0
+
+    def takes_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
+        """Whether steps of that many rows are answered for several sequences at once, by the next three."""
+        return False
+
+    def join_batch(
+        self,
+        tails: tuple[mx.array, mx.array],
+        new: tuple[mx.array, mx.array],
+        offsets: Sequence[int],
+        n_own: Sequence[int],
+    ) -> tuple[mx.array, mx.array]:
+        """As `page_pool.BatchJoiner` has it."""
+        raise NotImplementedError
+
+    def answer_batch(
+        self, q: mx.array, growth: PoolGrowth, *, scale: float, window: int | None, sinks: mx.array | None
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+        """Attention of q [sequences, n_heads, rows, head_dim] over a pool's pages and tails, and the tails with the
+        new rows. Answers of rows that are not a sequence's own mean nothing."""
+        raise NotImplementedError
+
+    def dequantise_pages(self, side: SideView, end: int, dtype: mx.Dtype) -> mx.array:
+        """What a side's pages before position `end` decode to, lazily: [1, n_kv_heads, tokens, head_dim]."""
+        raise NotImplementedError
 
     def takes_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
         """Whether steps of that many rows are answered for several sequences at once, by the next three."""
@@ -340,17 +373,20 @@ class MlxReading(Reading):
         k: SideView,
         v: SideView,
         *,
-        page: int,
+        n_pages: int,
         position: mx.array,
         scale: float,
         window: int | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        at, end = position[0], page * PAGE
-        start = max(k.pages_start, v.pages_start) * PAGE
-        keys, values = (self._rows_in_page(side, start, end) for side in (k, v))
-        places = mx.arange(start, end + PAGE)
-        seen = places <= at if window is None else (places <= at) & (places > at - window)
+        at = position[0]
+        own_start = at // PAGE * PAGE
+        first, last = max(k.pages_start, v.pages_start), min(k.end_page, v.end_page)
+        places = mx.concatenate([mx.arange(first * PAGE, last * PAGE), own_start + mx.arange(PAGE)])
+        seen = (places <= at) & ((mx.arange(places.size) >= (last - first) * PAGE) | (places < own_start))
+        if window is not None:
+            seen &= places > at - window
+        keys, values = (self._rows_in_page(side, first, last) for side in (k, v))
         out = mx.fast.scaled_dot_product_attention(
             q.astype(mx.float32),
             keys[None],
@@ -361,13 +397,13 @@ class MlxReading(Reading):
         )
         return out.astype(q.dtype)
 
-    def _rows_in_page(self, side: SideView, start: int, end: int) -> mx.array:
-        """float32 [n_kv_heads, end - start + PAGE, head_dim] in original axes: pages as blocks, then the tail."""
-        if start == end:
+    def _rows_in_page(self, side: SideView, first: int, last: int) -> mx.array:
+        """float32 [n_kv_heads, tokens, head_dim] in original axes: pages first .. last - 1 as blocks, then the tail."""
+        if first == last:
             return side.rows.astype(mx.float32)
-        blocks = side.decoded(start // PAGE, end // PAGE)
+        blocks = side.decoded(first, last)
         parts = [blocks, side.rows]
-        if side.prefix is not None and start == 0:
+        if side.prefix is not None and first == 0:
             parts = [side.prefix, blocks[:, side.prefix.shape[1] :], side.rows]
         return mx.concatenate([part.astype(mx.float32) for part in parts], axis=1)
 

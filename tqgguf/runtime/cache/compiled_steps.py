@@ -1,8 +1,9 @@
 """Decode steps of a whole model as one compiled function.
 
-Within a page nothing changes from step to step but the token, the position and the tails. With tails of a fixed length
-one graph serves all steps of a page, so that the host builds it once in 128 tokens instead of once a token. Pages that
-fill, and whatever else a `BlockKVCache` does, are the caches' own affair: they take their tails back when asked.
+From step to step nothing changes but the token, the position and the tails, and from page to page the planes. With
+tails of a fixed length, planes with room to grow and the position on the device, one graph serves many pages, so that
+the host does not build it for every token. Pages that fill, and whatever else a `BlockKVCache` does, are the caches'
+own affair: they take their tails back when asked.
 
 Knows nothing of what a model is beyond a function of tokens and caches.
 """
@@ -20,7 +21,7 @@ from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kernels.launch import position_array
 from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.kv.rows import check_rows
-from tqgguf.runtime.kv.side_view import PAGE, prefix_length
+from tqgguf.runtime.kv.side_view import PAGE, SideView
 from tqgguf.runtime.kv.sides import BlockSide
 
 Evaluate = Callable[[mx.array, list[Any]], mx.array]
@@ -37,6 +38,7 @@ class CompiledSteps:
         self._evaluate = evaluate
         self.refusal: str | None = None
         self._is_checked = False
+        self._graph: _Graph | None = None
         self._page: _PageSteps | None = None
 
     def step(self, token: mx.array, caches: list[Any]) -> mx.array | None:
@@ -49,11 +51,8 @@ class CompiledSteps:
             return None
         page = self._page
         if page is None or not page.continues(caches):
-            self._page = page = None  # first: it holds planes, which would be copied when they grow
-            page = self._begin(caches)
-            if page is None:
-                return None
-        if page.n_held + 1 >= PAGE:
+            page = self._page = self._begin(caches)
+        if page is None or page.n_held + 1 >= PAGE:
             self._page = None
             return None
         try:
@@ -63,11 +62,10 @@ class CompiledSteps:
         except Exception as error:  # of whatever kind: models raise what they like when they cannot be traced
             if self._is_checked:
                 raise
-            self.refusal = f"{type(error).__name__}: {error}"
+            self.refusal, self._page, self._graph = f"{type(error).__name__}: {error}", None, None
             return None
         self._is_checked = True
         page.take()
-        self._page = page
         return out
 
     def _begin(self, caches: list[Any]) -> _PageSteps | None:
@@ -77,7 +75,9 @@ class CompiledSteps:
         layers = [_Layer(cache) for cache in caches if not cache.is_watched and cache.offset >= PAGE]
         if len(layers) < len(caches) or len({cache.offset for cache in caches}) != 1:
             return None
-        return _PageSteps(self._evaluate, layers)
+        if self._graph is None or not self._graph.fits(layers):
+            self._graph = _Graph(self._evaluate, layers)
+        return _PageSteps(self._graph, layers)
 
 
 def _obstacle(cache: Any) -> str | None:
@@ -93,7 +93,7 @@ def _obstacle(cache: Any) -> str | None:
 
 
 class _Layer:
-    """A layer's cache, page 0 of which is full, as steps of a page begin."""
+    """A layer's cache as a page of steps begins; page 0 is full."""
 
     def __init__(self, cache: BlockKVCache) -> None:
         sides = cache.sides
@@ -101,33 +101,99 @@ class _Layer:
         k, v = sides
         assert isinstance(k, BlockSide) and isinstance(v, BlockSide)
         self.cache, self.sides = cache, (k, v)
+        page = cache.offset // PAGE
+        self.n_pages = page - max(k.first_page, v.first_page, cache.first_needed(page * PAGE))
+        self.n_prefix = next((side.prefix.shape[1] for side in self.sides if side.prefix is not None), 0)
+        self.arrays = [plane.array for side in self.sides for plane in side.planes]
         self.tails = LentTails(self.sides)
-        k_rows, v_rows = self.tails.rows
-        self.views = k.grown(k_rows), v.grown(v_rows)
-        self.read_window: int | None = cache.window
+
+
+class _Standing:
+    """What a graph has of a layer's cache in itself, and what it found out when it was traced."""
+
+    def __init__(self, layer: _Layer) -> None:
+        self.cache, self.n_pages = layer.cache, layer.n_pages
+        self.sides = [
+            (side.codec, side.first_page, side.tiled, side.means is not None, side.prefix, side.channel_scale)
+            for side in layer.sides
+        ]
+        self.n_kv_heads = layer.sides[0].n_heads or 0
+        self.read_window = layer.cache.window
+        self.group_size = 0
+
+    def fits(self, layer: _Layer) -> bool:
+        """Whether the graph is right for a layer's cache as it now is."""
+        if layer.cache is not self.cache:
+            return False
+        for (_, first_page, _, _, *arrays), side in zip(self.sides, layer.sides, strict=True):
+            same = zip(arrays, (side.prefix, side.channel_scale), strict=True)
+            if side.first_page != first_page or not all(a is b for a, b in same):
+                return False
+        return self._n_shares(layer.n_pages) == self._n_shares(self.n_pages)
+
+    def _n_shares(self, n_pages: int) -> int:
+        k, v = (codec for codec, *_ in self.sides)
+        return self.cache.reading.n_shares(k, v, self.n_kv_heads, self.group_size, n_pages)
+
+    def views(self, tails: Sequence[mx.array], planes: list[mx.array]) -> tuple[SideView, SideView]:
+        """What attention reads, by the arrays of a call."""
+        left, made = iter(planes), []
+        for (codec, first_page, tiled, centred, prefix, scale), tail in zip(self.sides, tails, strict=True):
+            codes, scales, means = next(left), next(left), next(left) if centred else None
+            view = SideView(codec, tail, 0, codes, scales, first_page, prefix, means, scale, tiled)
+            made.append(view)
+        return made[0], made[1]
+
+
+class _Graph:
+    """A step of all layers, traced when it is called with arrays of other shapes than before."""
+
+    def __init__(self, evaluate: Evaluate, layers: list[_Layer]) -> None:
+        self._evaluate = evaluate
+        self.standing = [_Standing(layer) for layer in layers]
+        self.call = layers[0].cache.reading.compiled(self._trace)
+
+    def fits(self, layers: list[_Layer]) -> bool:
+        return all(standing.fits(layer) for standing, layer in zip(self.standing, layers, strict=True))
+
+    def _trace(
+        self,
+        token: mx.array,
+        n_held: mx.array,
+        position: mx.array,
+        tails: list[mx.array],
+        planes: list[list[mx.array]],
+    ) -> tuple[mx.array, list[mx.array]]:
+        pairs = zip(tails[::2], tails[1::2], strict=True)
+        traced = [
+            _TracedCache(standing, pair, arrays, n_held, position)
+            for standing, pair, arrays in zip(self.standing, pairs, planes, strict=True)
+        ]
+        out = self._evaluate(token, traced)
+        return out, [rows for cache in traced for rows in cache.answered()]
 
 
 class _PageSteps:
     """The steps of one page."""
 
-    def __init__(self, evaluate: Evaluate, layers: list[_Layer]) -> None:
-        first = layers[0].cache
-        self._evaluate, self._layers = evaluate, layers
-        self.page, self.n_held = divmod(first.offset, PAGE)
-        self._compiled = first.reading.compiled(self._trace)
-        self._made: Sequence[Any] = ()
+    def __init__(self, graph: _Graph, layers: list[_Layer]) -> None:
+        self._graph, self._layers = graph, layers
+        self.page, self.n_held = divmod(layers[0].cache.offset, PAGE)
+        self._planes = [layer.arrays for layer in layers]
+        self._made: Sequence[mx.array] = ()
 
     def continues(self, caches: list[Any]) -> bool:
         """Whether these are the caches that the last step left, untouched since."""
+        offset = self.page * PAGE + self.n_held
         return len(caches) == len(self._layers) and all(
-            layer.cache is cache and cache.has_lent(layer.tails) and cache.offset == self.page * PAGE + self.n_held
+            layer.cache is cache and cache.has_lent(layer.tails) and cache.offset == offset
             for layer, cache in zip(self._layers, caches, strict=True)
         )
 
     def step(self, token: mx.array) -> mx.array:
-        offset = self.page * PAGE + self.n_held
+        positions = position_array(self.n_held), position_array(self.page * PAGE + self.n_held)
         tails = [rows for layer in self._layers for rows in layer.tails.rows]
-        out, self._made = self._compiled(token, position_array(self.n_held), position_array(offset), tails)
+        out, self._made = self._graph.call(token, *positions, tails, self._planes)
         return out
 
     def take(self) -> None:
@@ -135,35 +201,29 @@ class _PageSteps:
         offset = self.page * PAGE + self.n_held
         self.n_held += 1
         made = iter(self._made)
-        for layer in self._layers:
+        for layer, standing in zip(self._layers, self._graph.standing, strict=True):
+            cache, (k, v) = layer.cache, layer.sides
             layer.tails.take((next(made), next(made)), self.n_held)
-            layer.cache.lend(layer.tails)
-            layer.cache.offset = offset + 1
-            k, v = layer.views
-            layer.cache.usage.reads.count_page(
-                offset, offset + 1, k.codec, v.codec, layer.read_window, prefix_length(k, v)
-            )
+            cache.lend(layer.tails)
+            cache.offset = offset + 1
+            window = standing.read_window
+            cache.usage.reads.count_page(offset, offset + 1, k.codec, v.codec, window, layer.n_prefix)
         self._made = ()
-
-    def _trace(
-        self, token: mx.array, n_held: mx.array, position: mx.array, tails: list[mx.array]
-    ) -> tuple[mx.array, list[mx.array]]:
-        pairs = zip(tails[::2], tails[1::2], strict=True)
-        traced = [
-            _TracedCache(layer, pair, n_held, position, self.page)
-            for layer, pair in zip(self._layers, pairs, strict=True)
-        ]
-        out = self._evaluate(token, traced)
-        return out, [rows for cache in traced for rows in cache.answered()]
 
 
 class _TracedCache:
     """What stands for a layer's cache while a step is traced."""
 
     def __init__(
-        self, layer: _Layer, tails: tuple[mx.array, mx.array], n_held: mx.array, position: mx.array, page: int
+        self,
+        standing: _Standing,
+        tails: tuple[mx.array, mx.array],
+        planes: list[mx.array],
+        n_held: mx.array,
+        position: mx.array,
     ) -> None:
-        self._layer, self._tails, self._n_held, self._position, self._page = layer, tails, n_held, position, page
+        self._standing, self._tails, self._planes = standing, tails, planes
+        self._n_held, self._position = n_held, position
         self.offset = position[0]
         self._step: _TracedStep | None = None
 
@@ -177,10 +237,10 @@ class _TracedCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[LazyKV, LazyKV]:
         if self._step is not None or keys.shape[2] != 1:
             raise RequestError("a layer takes other rows than one a step")
-        cache = self._layer.cache
-        check_rows(keys, values, self._layer.sides, cache.layer, cache.channel_scale)
+        cache = self._standing.cache
+        check_rows(keys, values, cache.sides, cache.layer, cache.channel_scale)
         rows = cache.reading.join_in_page(self._tails, (keys, values), self._n_held)
-        self._step = _TracedStep(self._layer, rows, self._position, self._page)
+        self._step = _TracedStep(self._standing, self._standing.views(rows, self._planes), self._position)
         fetched = []
         for new in (keys, values):
             lazy = LazyKV(mx.full(new.shape, mx.nan, dtype=new.dtype))  # so that it shows if anybody computes with it
@@ -191,25 +251,31 @@ class _TracedCache:
     def answered(self) -> tuple[mx.array, mx.array]:
         """The new tails, once attention has read them."""
         if self._step is None or not self._step.is_answered:
-            raise RequestError(f"the model computes attention of layer {self._layer.cache.layer} by itself")
-        return self._step.rows
+            raise RequestError(f"the model computes attention of layer {self._standing.cache.layer} by itself")
+        return self._step.k.rows, self._step.v.rows
 
 
 class _TracedStep(Step):
-    """The dispatcher's step, for tails of fixed length."""
+    """The dispatcher's step, for tails of fixed length and a position on the device."""
 
-    def __init__(self, layer: _Layer, rows: tuple[mx.array, mx.array], position: mx.array, page: int) -> None:
-        cache, (k, v) = layer.cache, layer.views
-        usage = Usage(strict=True)
-        super().__init__(k, v, cache.layer, page * PAGE, 1, cache.window, cache.reading, usage)
-        self._layer, self.rows, self.position, self.page = layer, rows, position, page
+    def __init__(self, standing: _Standing, views: tuple[SideView, SideView], position: mx.array) -> None:
+        cache = standing.cache
+        super().__init__(*views, cache.layer, 0, 1, cache.window, cache.reading, Usage(strict=True))
+        self._standing, self._position = standing, position
         self.is_answered = False
 
     def attend(self, q: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
         self.check_queries(q, sinks)
-        self.is_answered = True
-        k, v = (view.with_rows(rows) for view, rows in zip((self.k, self.v), self.rows, strict=True))
-        window = self._layer.read_window = window if self.window is None else self.window
+        self.is_answered, standing = True, self._standing
+        window = window if self.window is None else self.window
+        standing.read_window, standing.group_size = window, q.shape[1] // self.k.rows.shape[0]
         return self.reading.answer_in_page(
-            q, k, v, page=self.page, position=self.position, scale=scale, window=window, sinks=sinks
+            q,
+            self.k,
+            self.v,
+            n_pages=standing.n_pages,
+            position=self._position,
+            scale=scale,
+            window=window,
+            sinks=sinks,
         )

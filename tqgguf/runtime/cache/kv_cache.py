@@ -168,7 +168,7 @@ class BlockKVCache(_BaseCache):
             joined = self.reading.join_sides((sides[0].tail, sides[1].tail), (keys, values))
         k, v = (self._append(*new) for new in zip(("k", "v"), sides, (keys, values), joined, strict=True))
         if self.keeps_pages and self.window is not None:
-            first = self._first_needed(self.offset)
+            first = self.first_needed(self.offset)
             k, v = k.starting_at(first), v.starting_at(first)
         waiting = sides[0].waiting if isinstance(sides[0], BlockSide) else None
         step = self._step(k, v, n_rows, _open_scale(sides[0]), waiting)
@@ -187,7 +187,7 @@ class BlockKVCache(_BaseCache):
         k_side, v_side = sides
         if not (isinstance(k_side, BlockSide) and isinstance(v_side, BlockSide) and k_side.can_grow(n_rows)):
             return None
-        if self.window is not None and self._first_needed(self.offset) > k_side.first_page:
+        if self.window is not None and self.first_needed(self.offset) > k_side.first_page:
             return None
         growth = Growth((k_side, v_side), (keys, values))
         scale = _open_scale(k_side)
@@ -256,7 +256,7 @@ class BlockKVCache(_BaseCache):
         except EncodeError as error:
             raise EncodeError(f"layer {self.layer}, {name.upper()}: {error}") from None
 
-    def _first_needed(self, offset: int) -> int:
+    def first_needed(self, offset: int) -> int:
         """The first page that a query at `offset` or later can see."""
         return 0 if self.window is None else max(0, offset - self.window + 1) // PAGE
 
@@ -264,7 +264,7 @@ class BlockKVCache(_BaseCache):
         """Free what no later query can see; the step that was just made keeps its own views."""
         if self.sides is not None and not self.keeps_pages:
             for side in self.sides:
-                side.release(self._first_needed(self.offset))
+                side.release(self.first_needed(self.offset))
 
     @property
     def start(self) -> int:
@@ -283,7 +283,7 @@ class BlockKVCache(_BaseCache):
     @property
     def n_visible(self) -> int:
         """Tokens from the first page on that the next query can see."""
-        return self.offset - self._first_needed(self.offset) * PAGE
+        return self.offset - self.first_needed(self.offset) * PAGE
 
     def copy(self) -> BlockKVCache:
         """The same contents; neither shows in the other what happens to it. They count into the same usage."""
@@ -293,6 +293,20 @@ class BlockKVCache(_BaseCache):
         made.__dict__.update(self.__dict__)
         made.sides = None if sides is None else (sides[0].copy(), sides[1].copy())
         return made
+
+    @property
+    def poolable_sides(self) -> tuple[BlockSide, BlockSide] | None:
+        """The sides, where they could be in a pool of several sequences', and nobody watches who reads them."""
+        self._settle()
+        usage, (k, v) = self.usage, self.sides or (None, None)
+        if not (isinstance(k, BlockSide) and isinstance(v, BlockSide) and self.settings.has_tail):
+            return None
+        return None if usage.observer is not None or self.layer in usage.unattended else (k, v)
+
+    def hold(self, sides: tuple[BlockSide, BlockSide]) -> None:
+        """Take over the sides of `offset` tokens, without the pages that no later query can see."""
+        self.sides = sides
+        self._release()
 
     @classmethod
     def merge(cls, caches: Sequence[BlockKVCache]) -> BatchBlockKVCache:
@@ -312,7 +326,7 @@ class BlockKVCache(_BaseCache):
     def can_go_back(self, length: int) -> bool:
         """Whether `trim` can leave this many tokens: every page that the next query would see must still be there."""
         first = 0 if self.window is None else max(0, length - self.window + 1)
-        return self._first_needed(length) * PAGE >= self.start and (not length or first >= self.valid_from)
+        return self.first_needed(length) * PAGE >= self.start and (not length or first >= self.valid_from)
 
     def trims_exactly(self, length: int) -> bool:
         """Whether `trim` to this many tokens cuts no block: within the last page, or all of it float types."""

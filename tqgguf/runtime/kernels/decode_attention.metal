@@ -31,7 +31,7 @@
   const uint sequence = BATCHED ? any_head / n_heads : 0u, head = BATCHED ? any_head % n_heads : any_head;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const uint group_size = uint(sizes[AT_group_size]), n_rows = uint(sizes[AT_n_rows]), offset = uint(position[2u * sequence]);
-  const uint n_coded = uint(sizes[AT_n_coded]), own_start = BATCHED ? offset / 128u * 128u : uint(sizes[AT_own_start]);
+  const uint n_coded = uint(sizes[AT_n_coded]), own_start = offset / 128u * 128u;
   const uint window = uint(sizes[AT_window]);
   const uint first_column = threadgroup_position_in_grid.z * uint(8 * TILES), n_columns = group_size * n_rows;
 
@@ -43,9 +43,9 @@
   // the own page. The first step's keys are on their way while queries are prepared.
   const uint steps_of_page = uint(128 / STEP);
   const uint first_seen = offset >= reach ? (offset - reach + 1u) / 128u : 0u;
-  const uint first_page = BATCHED ? first_seen : uint(sizes[AT_first_page]), n_pages = own_start / 128u - first_page;
+  const uint first_page = metal::max(first_seen, uint(sizes[AT_first_page])), n_pages = own_start / 128u - first_page;
   const uint n_own = offset + (BATCHED ? uint(position[2u * sequence + 1u]) : n_rows) - own_start;
-  const uint n_prefix = BATCHED && (first_page > 0u || own_start == 0u) ? 0u : uint(sizes[AT_n_prefix]);
+  const uint n_prefix = first_page > 0u || own_start == 0u ? 0u : uint(sizes[AT_n_prefix]);
   const uint prefix_steps = (n_prefix + uint(STEP) - 1u) / uint(STEP);
   const uint n_steps = is_coded ? n_pages * steps_of_page : prefix_steps + (n_own + uint(STEP) - 1u) / uint(STEP);
   const uint end = is_coded ? (split + 1u) * n_steps / n_coded : n_steps;

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from tqgguf.formats.blocks.codec import Codec
 from tqgguf.runtime.kernels.decode_plan import (
     ATTENTION,
     Plan,
@@ -75,7 +76,8 @@ def attend_blocks(
     key = shape[1], shape[2], q.dtype, own_start, first_page, window, scale, sinks is None
     prepared: _Prepared | None = k.kept.get(key)
     if prepared is None or prepared.v.kept is not v.kept:
-        prepared = _prepare(launcher, q, k, v, own_start, end, first_page, scale, window, sinks is not None)
+        n_seen = own_start // PAGE - first_page
+        prepared = _prepare(launcher, q, k, v, (own_start, end), n_seen, scale, window, sinks is not None)
         if _is_own_page(k, own_start, end) and _is_own_page(v, own_start, end):
             k.kept[key] = prepared
     return prepared.answer(q, (_as_held(k), _as_held(v)), position_array(offset), given_sinks(sinks))
@@ -104,7 +106,8 @@ def grow_and_attend(
     key = "grow", shape[1], shape[2], q.dtype, first_page, window, scale, sinks is None
     kept = k.kept.get(key)
     if kept is None or kept[0] is not v.kept:
-        made = _prepare(launcher, q, k, v, own_start, offset, first_page, scale, window, sinks is not None)
+        n_seen = own_start // PAGE - first_page
+        made = _prepare(launcher, q, k, v, (own_start, offset), n_seen, scale, window, sinks is not None)
         step = _compiled_step(launcher, made.plan, made.calls, _Same(made.inputs), _Same(made.sizes))
         kept = k.kept[key] = v.kept, step, [made.inputs[place] for place in _PLACES_OF_LAYER]
     positions = position_array(offset - own_start), position_array(offset)
@@ -118,21 +121,26 @@ def attend_in_page(
     k: SideView,
     v: SideView,
     *,
-    page: int,
+    n_pages: int,
     position: mx.array,
     scale: float,
     window: int | None,
     sinks: mx.array | None,
 ) -> mx.array:
-    """`attend_blocks` of rows from a position in `page` on that is int32 [8] and counts in its first entry.
+    """`attend_blocks` of rows whose first position is int32 [8] and counts in its first entry.
 
-    Both sides are of block types, and their rows are tails of that page, f16 [n_kv_heads, PAGE, head_dim], filled up to
-    the last query's: nothing in the graph depends on how far the page is filled.
+    Both sides are of block types. Their planes hold at least the pages before the rows' own, of which n_pages are to be
+    seen (how many decides only into how many shares they are split), and their rows are tails f16 [n_kv_heads, PAGE,
+    head_dim], filled up to the last query's: nothing else in the graph depends on the position.
     """
-    own_start = page * PAGE
-    first_page = _first_page(k, v, own_start, window)
-    made = _prepare(launcher, q, k, v, own_start, own_start, first_page, scale, window, sinks is not None)
+    made = _prepare(launcher, q, k, v, None, n_pages, scale, window, sinks is not None)
     return made.answer(q, (k.rows, v.rows), position, given_sinks(sinks))
+
+
+def n_shares(family: str, k: Codec, v: Codec, n_kv_heads: int, n_columns: int, n_pages: int) -> int:
+    """Into how many shares the blocks of a KV head with that many query columns are split when n_pages are seen."""
+    plan = plan_for(family, k, v, n_columns, 1.0, False, False, False, False, mx.float32)
+    return plan.n_coded(family, n_pages, n_kv_heads)
 
 
 @dataclass(frozen=True)
@@ -179,35 +187,24 @@ def _prepare(
     q: mx.array,
     k: SideView,
     v: SideView,
-    own_start: int,
-    end: int,
-    first_page: int,
+    own: tuple[int, int] | None,
+    n_seen: int,
     scale: float,
     window: int | None,
     with_sinks: bool,
 ) -> _Prepared:
+    """own: where the rows' page starts, and the position after the last row; None for tails of a page's length. n_seen:
+    whole pages that some row sees."""
     _, n_heads, n_rows, _ = q.shape
     n_kv_heads = k.rows.shape[0]
-    group_size = n_heads // n_kv_heads
-    centred, scaled = k.page_means is not None, k.channel_scale is not None
-    plan = plan_for(
-        launcher.family,
-        k.codec,
-        v.codec,
-        group_size * n_rows,
-        scale,
-        centred,
-        scaled,
-        with_sinks,
-        v.tiled,
-        q.dtype,
-    )
-    n_prefix = prefix_length(k, v) if own_start else 0
-    n_coded = plan.n_coded(launcher.family, max(0, own_start // PAGE - first_page), n_kv_heads)
-    own_k, own_v = (_own_rows(side, own_start, end) for side in (k, v))
+    plan = _plan(launcher, q, k, v, scale, with_sinks)
+    n_prefix = prefix_length(k, v)
+    n_coded = plan.n_coded(launcher.family, max(0, n_seen), n_kv_heads)
+    own_k, own_v = (_own_rows(side, *(own or (side.rows_start, side.rows_start))) for side in (k, v))
     prefix_k, prefix_v = (_prefix_rows(side, n_prefix) for side in (k, v))
-    own_numbers = (group_size, n_rows, n_coded, own_start, n_prefix, window or 0, first_page)
-    places = (n for own, prefix in ((own_k, prefix_k), (own_v, prefix_v)) for n in _places(own, prefix))
+    held = max(k.first_page, v.first_page)
+    own_numbers = (n_heads // n_kv_heads, n_rows, n_coded, n_prefix, window or 0, held)
+    places = (n for rows, prefix in ((own_k, prefix_k), (own_v, prefix_v)) for n in _places(rows, prefix))
     numbers = *own_numbers, k.first_page, v.first_page, *places
     k_codes, k_scales = _planes(k)
     v_codes, v_scales = _planes(v)
@@ -226,6 +223,12 @@ def _prepare(
     gap = nothing(mx.float16)
     calls = calls_for(launcher, plan, n_rows, n_coded, (n_kv_heads, n_heads), q.dtype)
     return _Prepared(v, plan, calls, [inputs.get(name, gap) for name in ATTENTION.inputs], inputs["sizes"])
+
+
+def _plan(launcher: Launcher, q: mx.array, k: SideView, v: SideView, scale: float, with_sinks: bool) -> Plan:
+    n_columns = q.shape[1] // k.rows.shape[0] * q.shape[2]
+    balance = k.page_means is not None, k.channel_scale is not None
+    return plan_for(launcher.family, k.codec, v.codec, n_columns, scale, *balance, with_sinks, v.tiled, q.dtype)
 
 
 def _first_page(k: SideView, v: SideView, offset: int, window: int | None) -> int:

@@ -22,7 +22,7 @@ from tqgguf.runtime.kernels.launch import Call, Kernel, Launcher, Template, Thre
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, group_of, nothing, rotation_size, signs
 
 _SIZES = (
-    *("group_size", "n_rows", "n_coded", "own_start", "n_prefix", "window", "first_page", "k_page", "v_page"),
+    *("group_size", "n_rows", "n_coded", "n_prefix", "window", "first_page", "k_page", "v_page"),
     # of own rows, then of the exact prefix: where they lie, in elements
     *(f"{side}_{what}{where}" for side in "kv" for what in ("token", "head", "start") for where in ("", "_of_prefix")),
     # of batches only; the page table begins at `table` and has that many columns

@@ -153,7 +153,7 @@ class BlockSide:
     def grown(self, rows: mx.array) -> SideView:
         """What a step reads that `can_grow` holds for, by its tail with the new rows (or without them yet)."""
         last, codes = self._last_view, self.codes.read()
-        scale = None if self.scale is None else self.scale.value
+        scale = self.channel_scale
         same = last is not None and last.codes is codes and last.prefix is self.prefix and last.channel_scale is scale
         if last is None or not same or last.rows_start != self.end_page * PAGE:
             last = self._last_view = self._view(rows, self.end_page * PAGE)
@@ -176,7 +176,7 @@ class BlockSide:
                 rows[:, :end],
                 n_skipped=self.n_prefix if self.end_page == 0 else 0,
                 centred=self.means is not None,
-                scale=None if self.scale is None else self.scale.value,
+                scale=self.channel_scale,
                 **({"tiled": True} if self.tiled else {}),
             )
             self._last_view = None  # who holds a slice of a plane makes its next append a copy
@@ -199,7 +199,7 @@ class BlockSide:
             pages_start=self.first_page,
             prefix=self.prefix,
             page_means=None if self.means is None else self.means.read(),
-            channel_scale=None if self.scale is None else self.scale.value,
+            channel_scale=self.channel_scale,
             tiled=self.tiled,
         )
 
@@ -238,8 +238,13 @@ class BlockSide:
             self.scale.forget(length)
 
     @property
+    def channel_scale(self) -> mx.array | None:
+        """f32 [n_kv_heads, head_dim], once it is fixed."""
+        return None if self.scale is None else self.scale.value
+
+    @property
     def nbytes(self) -> int:
-        scale = None if self.scale is None else self.scale.value
+        scale = self.channel_scale
         return sum(x.nbytes for x in (*self.planes, self.prefix, self.tail, scale) if x is not None)
 
     def arrays(self) -> tuple[mx.array | None, ...]:
