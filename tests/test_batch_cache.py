@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from emulator.launcher import EmulatedLauncher
 from mlx_lm.generate import BatchGenerator, generate_step
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.readings import NumpyReading, Reading
 from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
 from tqgguf.runtime.models.load import open_model
@@ -129,32 +131,47 @@ class Together:
 
 
 def same_state(a: BlockKVCache, b: BlockKVCache) -> bool:
-    """Whether two caches hold the same bytes."""
-    flat = [], []
+    """Whether two caches hold the same bytes; nothing may be an empty array."""
+    flat: tuple[list[Any], list[Any]] = [], []
     for held, into in zip((a, b), flat, strict=True):
         for item in held.state:
-            into += [None if x is None else np.array(x) for x in item] if isinstance(item, list) else [item]
-    return len(flat[0]) == len(flat[1]) and all(
-        np.array_equal(x, y) if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) else x is y or x == y
-        for x, y in zip(*flat, strict=True)
-    )
+            arrays = item if isinstance(item, list) else [item]
+            into += [np.array([] if x is None or (isinstance(x, mx.array) and not x.size) else x) for x in arrays]
+    return len(flat[0]) == len(flat[1]) and all(map(np.array_equal, *flat))
 
 
-STEPS = ([3, 130, 124], [1, 1, 1], [2, 3, 0], [1, 1, 1], [3, 200, 2], [1, 1, 1])
+STEPS = ([3, 130, 124], [1, 1, 1], [2, 3, 0], [1, 1, 3], [1, 1, 1], [2, 200, 4], [1, 1, 1])
 
 
-@pytest.mark.parametrize("by_fallback", [False, True])
+@lru_cache
+def kernels() -> KernelReading:
+    return KernelReading(EmulatedLauncher())
+
+
+@pytest.mark.parametrize(("by_fallback", "by_kernels"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("window", [None, 60])
-def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback: bool) -> None:
-    alone_, together = Alone(3, window=window), Together(3, window=window)
+def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback: bool, by_kernels: bool) -> None:
+    reading = kernels() if by_kernels else NumpyReading()
+    alone_, together = Alone(3, window=window, reading=reading), Together(3, window=window, reading=reading)
     for lengths in STEPS:
         found = together.step(lengths, by_fallback)
         for i, n in enumerate(lengths):
             if n:
-                assert np.allclose(found[i], alone_.step(i, n, by_fallback), atol=2e-3 if by_fallback else 0, rtol=0)
+                expected = alone_.step(i, n, by_fallback)
+                limit = 2e-3 * by_fallback + 1e-3 * by_kernels
+                assert np.allclose(found[i], expected, atol=limit, rtol=0), (lengths, i)
     for i, lonely in alone_.caches.items():
         assert same_state(together.cache.extract(i), lonely)
-    assert together.cache.size() == 336 and together.cache.offset.tolist() == [11, 336, 129]
+    assert together.cache.size() == 337 and together.cache.offset.tolist() == [11, 337, 134]
+
+
+def test_kernels_answer_all_sequences_at_once() -> None:
+    together, launched = Together(3, reading=kernels()), kernels().launcher.launched
+    for lengths in STEPS:
+        launched.clear()
+        together.step(lengths)
+        if max(lengths) <= 3:
+            assert (launched["join_rows"], launched["decode_attention"], launched["merge_partials"]) == (1, 1, 1)
 
 
 def test_sequences_come_and_go() -> None:

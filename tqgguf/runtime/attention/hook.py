@@ -127,17 +127,27 @@ class Step:
             raise RequestError(f"layer {self.layer}: expected {n_heads} sink logits, found {list(sinks.shape)}")
 
     def refusal(self, reason: str) -> RequestError:
-        return RequestError(
-            f"layer {self.layer}: keys would be read by fallback instead of from their blocks ({reason}); "
-            "leave --strict-kv out to allow it"
-        )
+        return refusal(self.layer, reason)
 
     @property
     def _n_reads(self) -> int:
-        end = self.offset + self.n_rows
-        if self.window is None:
-            return (self.offset + 1 + end) * self.n_rows // 2
-        return sum(min(n, self.window) for n in range(self.offset + 1, end + 1))
+        return n_reads(self.offset, self.n_rows, self.window)
+
+
+def n_reads(offset: int, n_rows: int, window: int | None) -> int:
+    """Keys that queries at positions from `offset` on see, in all."""
+    end = offset + n_rows
+    if window is None:
+        return (offset + 1 + end) * n_rows // 2
+    return sum(min(n, window) for n in range(offset + 1, end + 1))
+
+
+def refusal(layer: int, reason: str) -> RequestError:
+    """What strict caches say of keys that nobody would read from their blocks."""
+    return RequestError(
+        f"layer {layer}: keys would be read by fallback instead of from their blocks ({reason}); "
+        "leave --strict-kv out to allow it"
+    )
 
 
 class LazyKV(mx.array):

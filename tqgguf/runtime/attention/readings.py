@@ -221,18 +221,18 @@ class Reading(Protocol):
         n_own: Sequence[int],
     ) -> tuple[mx.array, mx.array]:
         """As `page_pool.BatchJoiner` has it."""
-        raise NotImplementedError
+        raise RequestError("this backend answers batches sequence by sequence")
 
     def answer_batch(
         self, q: mx.array, growth: PoolGrowth, *, scale: float, window: int | None, sinks: mx.array | None
     ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
         """Attention of q [sequences, n_heads, rows, head_dim] over a pool's pages and tails, and the tails with the
         new rows. Answers of rows that are not a sequence's own mean nothing."""
-        raise NotImplementedError
+        raise RequestError("this backend answers batches sequence by sequence")
 
     def dequantise_pages(self, side: SideView, end: int, dtype: mx.Dtype) -> mx.array:
         """What a side's pages before position `end` decode to, lazily: [1, n_kv_heads, tokens, head_dim]."""
-        raise NotImplementedError
+        raise RequestError("this backend answers batches sequence by sequence")
 
     def matmul(self, a: Any, b: Any) -> Any:
         """float32 [n, rows, inner] @ [n, inner, columns]."""

@@ -1,7 +1,8 @@
 """Block caches of several sequences that are evaluated together, in mlx-lm's protocol for batches.
 
 Every sequence keeps its own length, pages and tail, and encodes as it would alone; padded columns are never stored.
-Knows nothing of how one sequence is held: that is `BlockKVCache`'s affair.
+Each is a `BlockKVCache`, until a step of few rows comes that the backend answers for all at once: then they move into a
+`PagePool`, and back for whatever else is asked.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -17,7 +19,11 @@ from mlx_lm.models.cache import _BaseCache
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.batch_step import BatchStep, Columns
+from tqgguf.runtime.attention.batch_step import BatchStep, Columns, PooledStep
+from tqgguf.runtime.attention.pooled_values import pooled_values
+from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.kv.page_pool import PagePool
+from tqgguf.runtime.kv.side_view import PAGE, cuts
 
 if TYPE_CHECKING:
     from tqgguf.runtime.cache.kv_cache import BlockKVCache
@@ -41,11 +47,14 @@ class _Member:
         self.usage.by_fallback += self.cache.usage.by_fallback
         self.cache.usage.by_fallback = 0
 
-    def extracted(self) -> BlockKVCache:
-        self.settle()
-        made = self.cache.copy()
-        made.usage = self.usage
-        return made
+    def count(self, pool: PagePool, lo: int, attended: int) -> None:
+        """Count the steps in a pool whose rows stand from position lo on: attended from before `attended`, or not."""
+        cache, (k, v) = self.cache, pool.kinds
+        for first, end in pairwise(cuts(lo, attended)):
+            cache.usage.reads.count_page(first, end, k.codec, v.codec, cache.window, k.n_prefix)
+        if attended < cache.offset:
+            cache.usage.by_fallback += hook.n_reads(attended, cache.offset - attended, cache.window)
+            cache.usage.unattended.add(cache.layer)
 
 
 class BatchBlockKVCache(_BaseCache):
@@ -60,9 +69,11 @@ class BatchBlockKVCache(_BaseCache):
             raise RequestError(f"a batch takes block caches of one layer and of the same types, found {len(settings)}")
         self._members = [_Member.of(cache) for cache in caches]
         self._layer, self._window = caches[0].layer, caches[0].window
-        self._start()
-
-    def _start(self) -> None:
+        self._pool: PagePool | None = None
+        """Has the rows of all, which the members' caches then only count."""
+        self._last: PooledStep | None = None
+        self._counted = [0] * len(self._members)
+        """Positions up to which reads from the pool have been counted."""
         self._left = [0] * len(self._members)
         """Columns of left padding that are still to come, by sequence."""
         self._to_come: list[int] | None = None
@@ -129,6 +140,16 @@ class BatchBlockKVCache(_BaseCache):
             )
         n_columns = keys.shape[2]
         columns = self._columns(n_columns)
+        fetched = self._grow_pool(keys, values, columns)
+        if fetched is None:
+            self._leave_pool()
+            fetched = self._append(keys, values, columns)
+        self._take(columns, n_columns)
+        return fetched
+
+    def _append(self, keys: mx.array, values: mx.array, columns: Sequence[Columns]) -> tuple[hook.LazyKV, hook.LazyKV]:
+        """`update_and_fetch` sequence by sequence."""
+        n_columns = keys.shape[2]
         most, left = self._padding()
         before = [member.cache.copy() for member in self._members]
         try:
@@ -150,11 +171,63 @@ class BatchBlockKVCache(_BaseCache):
                 _aligned(None if part is None else part[side], new, most + n_columns, at)
                 for part, at in zip(parts, left, strict=True)
             ]
-            lazy = hook.LazyKV(mx.concatenate(aligned))
-            lazy.step = step  # type: ignore[assignment]  # it stands for one
-            fetched.append(lazy)
-        self._take(columns, n_columns)
+            fetched.append(_lazy(mx.concatenate(aligned), step))
         return fetched[0], fetched[1]
+
+    def _grow_pool(
+        self, keys: mx.array, values: mx.array, columns: Sequence[Columns]
+    ) -> tuple[hook.LazyKV, hook.LazyKV] | None:
+        """`update_and_fetch` for all at once, or None: the rows must go sequence by sequence."""
+        n_own, reading = [hi - lo for lo, hi in columns], self._members[0].cache.reading
+        if any(self._left) or (self._last is not None and not self._last.is_attended):
+            return None
+        pool = self._pool or self._enter_pool(reading, keys.shape[2])
+        if pool is None or not pool.can_grow(n_own) or not pool.fits((keys, values)):
+            return None
+        if not reading.takes_batches(pool.kinds[0].codec, pool.kinds[1].codec, keys.shape[2]):
+            return None
+        growth = pool.grow((keys, values), n_own)
+        usage = self._members[0].cache.usage
+        step = PooledStep(pool, growth, keys.shape[2], self._layer, self._window, reading, usage)
+        firsts = [(member.cache.offset - member.cache.n_visible) // PAGE for member in self._members]
+        k, v = (_lazy(pooled_values(reading, growth, side, firsts, growth.new[side].dtype), step) for side in (0, 1))
+        for member, n in zip(self._members, n_own, strict=True):
+            member.cache.offset += n
+        self._last = step
+        return k, v
+
+    def _enter_pool(self, reading: Reading, n_rows: int) -> PagePool | None:
+        """Move the sequences into a pool, if that can be done."""
+        caches = [member.cache.copy() for member in self._members]
+        sides = [cache.poolable_sides for cache in caches]
+        pairs = [of for of in sides if of is not None]
+        if len(pairs) < len(sides) or len({(k.codec, v.codec, k.n_heads, v.n_heads) for k, v in pairs}) > 1:
+            return None
+        if not reading.takes_batches(pairs[0][0].codec, pairs[0][1].codec, n_rows):
+            return None
+        window = None if any(cache.keeps_pages for cache in caches) else self._window
+        self._counted = [cache.offset for cache in caches]
+        self._pool = PagePool(pairs, self._counted, window, reading)
+        for member in self._members:
+            member.cache.sides = None
+        return self._pool
+
+    def _leave_pool(self) -> None:
+        if self._pool is not None:
+            self._count()
+            for i, member in enumerate(self._members):
+                member.cache.hold(self._pool.sides_of(i))
+            self._pool = self._last = None
+
+    def _count(self) -> None:
+        """Count what has been read from the pool since that was done last."""
+        if self._pool is None:
+            return
+        last = self._last
+        for i, (member, lo) in enumerate(zip(self._members, self._counted, strict=True)):
+            end = member.cache.offset if last is None or last.is_attended else last.growth.offsets[i]
+            member.count(self._pool, lo, end)
+        self._counted, self._last = [member.cache.offset for member in self._members], None
 
     def _columns(self, n: int) -> list[Columns]:
         """Which of the next n columns are a sequence's own."""
@@ -169,8 +242,12 @@ class BatchBlockKVCache(_BaseCache):
     def filter(self, batch_indices: Iterable[int]) -> None:
         """Keep these sequences only, in this order."""
         keep = [int(i) for i in batch_indices]
+        self._count()
         for member in self._members:
             member.settle()
+        if self._pool is not None:
+            self._pool.select(keep)
+            self._counted = [self._counted[i] for i in keep]
         self._members = [self._members[i] for i in keep]
         self._left = [self._left[i] for i in keep]
         if self._to_come is not None:
@@ -180,18 +257,24 @@ class BatchBlockKVCache(_BaseCache):
         """Add another batch's sequences after these. ValueError: one of them is amid padding."""
         if self._to_come is not None or other._to_come is not None:
             raise ValueError("a batch of block caches cannot be extended before its right padding is through")
-        for member in other._members:
-            member.settle()
-        self._members += [_Member.of(member.extracted()) for member in other._members]
+        self._leave_pool()
+        self._members += [_Member.of(other.extract(i)) for i in range(len(other._members))]
         self._left += other._left
 
     def extract(self, idx: int) -> BlockKVCache:
         """The cache of one sequence, as it would be had it run alone."""
-        return self._members[idx].extracted()
+        member = self._members[idx]
+        self._count()
+        member.settle()
+        made = member.cache.copy()
+        if self._pool is not None:
+            made.hold(self._pool.sides_of(idx))
+        made.usage = member.usage
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BatchBlockKVCache:
         """The same sequences; they count where these do."""
-        made = BatchBlockKVCache([member.extracted() for member in self._members])
+        made = BatchBlockKVCache([self.extract(i) for i in range(len(self._members))])
         made._left = list(self._left)
         made._to_come = None if self._to_come is None else list(self._to_come)
         return made
@@ -200,29 +283,37 @@ class BatchBlockKVCache(_BaseCache):
         return max(member.cache.offset for member in self._members)
 
     def empty(self) -> bool:
-        return all(member.cache.empty() for member in self._members)
+        return self._pool is None and all(member.cache.empty() for member in self._members)
 
     def is_trimmable(self) -> bool:
+        self._leave_pool()
         return all(member.cache.is_trimmable() for member in self._members)
 
     def trim(self, n: int) -> int:
         """Remove the last n tokens of every sequence (all of shorter ones); returns how many of the longest were."""
+        self._leave_pool()
         return max([member.cache.trim(n) for member in self._members])
 
     @property
     def nbytes(self) -> int:
-        return sum(member.cache.nbytes for member in self._members)
+        return sum(member.cache.nbytes for member in self._members) if self._pool is None else self._pool.nbytes
 
     @property
     def state(self) -> list[Any]:
         """Every sequence's state: what mlx-lm evaluates. `extract` is what can be saved and restored."""
-        return [member.cache.state for member in self._members]
+        return [self.extract(i).state for i in range(len(self._members))]
 
 
 @lru_cache(maxsize=8)
 def _int32(numbers: tuple[int, ...]) -> mx.array:
     """Layers share the numbers of a step."""
     return mx.array(numbers, dtype=mx.int32)
+
+
+def _lazy(rows: mx.array, step: BatchStep | PooledStep) -> hook.LazyKV:
+    lazy = hook.LazyKV(rows)
+    lazy.step = step  # type: ignore[assignment]  # it stands for one
+    return lazy
 
 
 def _aligned(rows: mx.array | None, new: mx.array, width: int, left: int) -> mx.array:

@@ -105,12 +105,29 @@ class PagePool:
         """Whether each sequence's rows all lie in one page."""
         return all(offset % PAGE + n <= PAGE for offset, n in zip(self.offsets, n_own, strict=True))
 
+    def fits(self, new: Pair) -> bool:
+        """Whether rows have these sequences' heads and head sizes."""
+        return all(
+            rows.ndim == 4
+            and rows.shape[:2] == tails.shape[:2]
+            and rows.shape[2:] == (new[0].shape[2], tails.shape[3])
+            and mx.issubdtype(rows.dtype, mx.floating)
+            for rows, tails in zip(new, self.tails, strict=True)
+        )
+
     def grow(self, new: Pair, n_own: Sequence[int]) -> PoolGrowth:
         """Rows for which `can_grow`, [sequences, n_kv_heads, rows, head_dim]; `take` is told when they are joined."""
         self.settle()
         growth = self._growth = PoolGrowth(self.pages, tuple(self.offsets), tuple(n_own), self.tails, new)
         self.offsets = [offset + n for offset, n in zip(self.offsets, n_own, strict=True)]
         return growth
+
+    def observe(self, growth: PoolGrowth, q: mx.array) -> None:
+        """Count a step's queries [sequences, n_heads, rows, head_dim] where they are still to decide a scale."""
+        if self._growth is growth:
+            for i, scale in enumerate(self.scales):
+                if scale is not None and scale.is_open:
+                    scale.observe(q[i, :, : growth.n_own[i]], growth.offsets[i], growth.new[0].shape[1])
 
     def take(self, growth: PoolGrowth, tails: Pair) -> None:
         """The tails with a step's rows, as somebody has joined them; pages that they fill are encoded."""
