@@ -1,0 +1,111 @@
+"""Every instantiation of a kernel that the launch table can produce passes clang's front end: as Metal with its address
+spaces, and, where tests may be slow, as CUDA.
+
+Nothing is run here: test_kernels.py runs some on the emulator, and if slow those that between them have all pairs of
+settings.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from emulator.checked import FrontEndLauncher
+
+from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.attention_gpu import MOST_ROWS, KernelReading
+from tqgguf.runtime.kernels.geometry import FAMILIES
+from tqgguf.runtime.kernels.pages import decode_rows, encode_pages, join_rows
+from tqgguf.runtime.kernels.tiles import can_be_tiled
+from tqgguf.runtime.kernels.types import KERNEL_TYPES
+from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.selftest import HEAD_DIMS
+
+N_KV_HEADS, GROUP, PAGES, N_PREFIX = 1, 4, 2, 4
+FLOATS = (mx.float16, mx.bfloat16, mx.float32)
+FAMILY = [pytest.param(name, marks=() if name == "metal" else pytest.mark.slow) for name in FAMILIES]
+BALANCES = {"off": (False, False), "page": (True, False), "full": (True, True)}
+
+
+def codecs(head_dim: int, side: Side) -> Iterator[Codec]:
+    for name in KERNEL_TYPES:
+        try:
+            yield resolve_codec(name, head_dim, side)
+        except RequestError:
+            continue
+
+
+def side_of(codec: Codec, balance: str = "off") -> SideView:
+    """Two pages and half a page of nothing in particular."""
+    dim, n_own = codec.head_dim, PAGE // 2
+    if codec.is_float:
+        return SideView(codec, mx.zeros((N_KV_HEADS, PAGES * PAGE + n_own, dim), dtype=mx.float16), 0)
+    planes = (PAGES, N_KV_HEADS, PAGE)
+    centred, scaled = BALANCES[balance]
+    return SideView(
+        codec,
+        mx.zeros((N_KV_HEADS, n_own, dim), dtype=mx.float16),
+        PAGES * PAGE,
+        mx.zeros((*planes, codec.n_blocks * codec.code_bytes), dtype=mx.uint8),
+        mx.zeros((*planes, codec.n_blocks * codec.n_scales), dtype=mx.float16),
+        prefix=mx.zeros((N_KV_HEADS, N_PREFIX, dim), dtype=mx.float16),
+        page_means=mx.zeros((PAGES, N_KV_HEADS, dim), dtype=mx.float16) if centred else None,
+        channel_scale=mx.zeros((N_KV_HEADS, dim)) if scaled else None,
+    )
+
+
+def look_at_attention(reading: KernelReading, k: SideView, v: SideView, n_rows: int, dtype: mx.Dtype) -> None:
+    q = mx.zeros((1, N_KV_HEADS * GROUP, n_rows, k.codec.head_dim), dtype=dtype)
+    offset = PAGES * PAGE + PAGE // 2 - n_rows
+    for sinks in (None, mx.zeros((N_KV_HEADS * GROUP,))):
+        attend(q, k, v, offset=offset, scale=1.0, reading=reading, sinks=sinks)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_attention(family: str, head_dim: int) -> None:
+    launcher = FrontEndLauncher(family)
+    reading = KernelReading(launcher)
+    for k, v in itertools.product(codecs(head_dim, "k"), codecs(head_dim, "v")):
+        if k.is_float and v.is_float:
+            continue
+        balance = "full" if k.block_type.family == "turbo" else "off"
+        sides = side_of(k, balance), _in_tiles(side_of(v))
+        for n_rows in (1, 4, MOST_ROWS):  # as many tiles of query columns as geometry.py has
+            look_at_attention(reading, *sides, n_rows, mx.float16)
+    k, v = resolve_codec("turbo4", head_dim, "k"), resolve_codec("turbo3", head_dim, "v")
+    for dtype, balance, side in itertools.product(FLOATS, BALANCES, (side_of(v), _in_tiles(side_of(v)))):
+        look_at_attention(reading, side_of(k, balance), side, 1, dtype)
+    assert {kernel.name for kernel, *_ in launcher.seen} == {"decode_attention", "merge_partials"}
+
+
+def _in_tiles(side: SideView) -> SideView:
+    """As the kernels hold V, where its type can be."""
+    return replace(side, tiled=can_be_tiled(side.codec))
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_pages_and_tails(family: str, head_dim: int) -> None:
+    launcher = FrontEndLauncher(family)
+    for codec in codecs(head_dim, "k"):
+        if codec.is_float:
+            continue
+        for tiled, balance in itertools.product({False, can_be_tiled(codec)}, BALANCES):
+            centred, scaled = BALANCES[balance]
+            scale = mx.zeros((N_KV_HEADS, head_dim)) if scaled else None
+            for dtype in (mx.float16, mx.float32):
+                rows = mx.zeros((N_KV_HEADS, PAGE, head_dim), dtype=dtype)
+                encode_pages(launcher, codec, rows, centred=centred, channel_scale=scale, tiled=tiled)
+            for dtype in FLOATS:
+                decode_rows(launcher, replace(side_of(codec, balance), tiled=tiled), 0, PAGES * PAGE, dtype=dtype)
+        decode_rows(launcher, side_of(codec), 0, PAGES * PAGE, dtype=mx.float32, unrotated=False)
+    for dtype in FLOATS:
+        new = mx.zeros((1, N_KV_HEADS, 1, head_dim), dtype=dtype)
+        join_rows(launcher, (None, None), (new, new))
+    assert {kernel.name for kernel, *_ in launcher.seen} == {"encode_pages", "decode_pages", "join_rows"}
