@@ -174,24 +174,46 @@ def test_kernels_answer_all_sequences_at_once() -> None:
             assert (launched["join_rows"], launched["decode_attention"], launched["merge_partials"]) == (1, 1, 1)
 
 
-def test_sequences_come_and_go() -> None:
-    alone_, together, later = Alone(4), Together(3), Together(1)
-    together.step([140, 20, 260])
+@pytest.mark.parametrize("window", [None, 60])
+def test_who_attends_otherwise_reads_the_pools_rows(window: int | None) -> None:
+    usages = [hook.Usage() for _ in range(3)]
+    alone_, together = Alone(3, window=window, reading=kernels()), Together(3)
+    together.cache = BlockKVCache.merge([empty(window, kernels(), usage=usage) for usage in usages])
+    for lengths, by_fallback in zip(STEPS[:4], (False, False, True, False), strict=True):
+        found = together.step(lengths, by_fallback)
+        for i, n in enumerate(lengths):
+            if n:
+                assert np.allclose(found[i], alone_.step(i, n, by_fallback), atol=2e-3, rtol=0)
+    for i, usage in enumerate(usages):
+        together.cache.extract(i)
+        expected = alone_.caches[i].usage
+        assert (usage.reads, usage.by_fallback) == (expected.reads, expected.by_fallback)
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_sequences_come_and_go(by_kernels: bool) -> None:
+    reading = kernels() if by_kernels else NumpyReading()
+    alone_, together, later = (make(n, reading=reading) for make, n in ((Alone, 4), (Together, 3), (Together, 1)))
+    together.step([139, 20, 260])
+    together.step([1, 1, 0])
     later.who = [3]
     later.step([130])
     together.cache.filter([2, 0])
+    together.who = [2, 0]
+    together.step([1, 1])
     together.cache.extend(later.cache)
     together.who = [2, 0, 3]
     split = copy.deepcopy(together.cache)
     together.step([1, 1, 1])
-    for i, n in zip((2, 0, 3), (260, 140, 130), strict=True):
-        alone_.step(i, n)
+    for i, steps in ((2, (260, 1)), (0, (139, 1, 1)), (3, (130,))):
+        for n in steps:
+            alone_.step(i, n)
     assert all(same_state(split.extract(j), alone_.caches[i]) for j, i in enumerate(together.who))
     for j, i in enumerate(together.who):
         alone_.step(i, 1)
         assert same_state(together.cache.extract(j), alone_.caches[i])
     merged = BlockKVCache.merge([together.cache.extract(0), empty()])
-    assert merged.offset.tolist() == [261, 0] and same_state(merged.extract(0), alone_.caches[2])
+    assert merged.offset.tolist() == [262, 0] and same_state(merged.extract(0), alone_.caches[2])
     assert not merged.empty() and BlockKVCache.merge([empty(), empty()]).empty()
     assert together.cache.trim(1) == 1
     assert together.cache.offset.tolist() == split.offset.tolist()
