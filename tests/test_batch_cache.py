@@ -36,6 +36,11 @@ def tiny(name: str) -> Any:
         return open_model(write_tiny(Path(folder) / "m.gguf", MODELS[name])).load(form="dense").model
 
 
+@lru_cache
+def kernels() -> KernelReading:
+    return KernelReading(EmulatedLauncher())
+
+
 def caches_for(model: Any, n: int, reading: Reading | None, **options: Any) -> list[list[Any]]:
     return [make_prompt_cache(model, "turbo4", "turbo3", reading=reading, **options) for _ in range(n)]
 
@@ -59,14 +64,19 @@ def alone(model: Any, caches: list[Any], prompt: list[int], n: int) -> list[int]
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [("llama", {}), ("gemma3", {"prefill_step_size": 100, "prefill_batch_size": 2})]
+    ("name", "how", "by_kernels"),
+    [
+        ("llama", {}, False),
+        ("gemma3", {"prefill_step_size": 100, "prefill_batch_size": 2}, False),
+        pytest.param("llama", {}, True, marks=pytest.mark.slow),
+    ],
 )
-def test_mlx_lms_batches_answer_as_each_prompt_alone(name: str, how: dict[str, Any]) -> None:
-    model = tiny(name)
+def test_mlx_lms_batches_answer_as_each_prompt_alone(name: str, how: dict[str, Any], by_kernels: bool) -> None:
+    model, reading = tiny(name), kernels() if by_kernels else None
     n_tokens = [N_TOKENS, 3, N_TOKENS, N_TOKENS]
-    tokens, final = in_a_batch(model, caches_for(model, 4, None, strict=True), n_tokens, **how)
+    tokens, final = in_a_batch(model, caches_for(model, 4, reading, strict=True), n_tokens, **how)
     for prompt, n, found, caches in zip(PROMPTS, n_tokens, tokens, final, strict=True):
-        lonely = caches_for(model, 1, None)[0]
+        lonely = caches_for(model, 1, reading)[0]
         assert found == alone(model, lonely, prompt, n)
         assert [cache.offset for cache in caches] == [len(prompt) + n] * len(caches)
         assert all(isinstance(cache, BlockKVCache) for cache in caches)
@@ -141,11 +151,6 @@ def same_state(a: BlockKVCache, b: BlockKVCache) -> bool:
 
 
 STEPS = ([3, 130, 124], [1, 1, 1], [2, 3, 0], [1, 1, 3], [1, 1, 1], [2, 200, 4], [1, 1, 1])
-
-
-@lru_cache
-def kernels() -> KernelReading:
-    return KernelReading(EmulatedLauncher())
 
 
 @pytest.mark.parametrize(("by_fallback", "by_kernels"), [(False, False), (True, False), (False, True)])

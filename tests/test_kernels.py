@@ -55,6 +55,11 @@ def test_attention_equals_float64_attention(type_k: str, type_v: str, head_dim: 
     assert failures(selftest.attention_cases(reading(), head_dim, type_k, type_v, shapes)) == []
 
 
+@pytest.mark.parametrize(("type_k", "type_v", "head_dim"), [("turbo2", "turbo3", 96)])
+def test_a_batch_equals_float64_attention(type_k: str, type_v: str, head_dim: int) -> None:
+    assert failures(selftest.batch_cases(reading(), head_dim, type_k, type_v)) == []
+
+
 @pytest.mark.parametrize("head_dim", [96])
 def test_pages_are_encoded_and_decoded_as_numpy_does(head_dim: int) -> None:
     assert failures(selftest.codec_cases(reading(), head_dim)) == []

@@ -15,13 +15,18 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.blocks.balance import NOT_ROTATED
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.attend import attend
 from tqgguf.runtime.attention.readings import NumpyReading, Reading
 from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
+from tqgguf.runtime.kv.balance import ChannelScale
+from tqgguf.runtime.kv.page_pool import PagePool
+from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.sides import BlockSide
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 PAIRS = (
@@ -57,6 +62,7 @@ SHAPES = (
     Shape("within the first page", 60, 1, 4, dtype=mx.float32),
     Shape("a long step", 256, 200, 2),
 )
+_BATCH = tuple(Shape("a batch", offset, 2, 4) for offset in (20, 128, 484, 300))
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ def all_cases(reading: Reading, head_dims: tuple[int, ...] = HEAD_DIMS, all_pair
         cases += codec_cases(reading, head_dim)
         for type_k, type_v in pairs:
             cases += attention_cases(reading, head_dim, type_k, type_v)
+            cases += batch_cases(reading, head_dim, type_k, type_v)
     return cases
 
 
@@ -133,6 +140,14 @@ def attention_cases(
         limit = _ATTENTION_LIMITS[shape.dtype]
         compare = _attention(reading, k, v, shape)
         yield Case("attention", f"{type_k}/{type_v}", head_dim, shape.name, limit, compare)
+
+
+def batch_cases(reading: Reading, head_dim: int, type_k: str, type_v: str) -> Iterator[Case]:
+    """A step of several sequences at once; none where a reading answers them one by one."""
+    k, v = _codec(type_k, head_dim, "k"), _codec(type_v, head_dim, "v")
+    if k is not None and v is not None and reading.takes_batches(k, v, _BATCH[0].n_rows):
+        limit = _ATTENTION_LIMITS[_BATCH[0].dtype]
+        yield Case("attention", f"{type_k}/{type_v}", head_dim, "a batch", limit, _batch(reading, k, v))
 
 
 def _forms(reading: Reading, codec: Codec) -> tuple[bool, ...]:
@@ -250,6 +265,47 @@ def _attention(reading: Reading, k: Codec, v: Codec, shape: Shape) -> Callable[[
         return _distance(np.asarray(out[0].astype(mx.float32)), expected)
 
     return compare
+
+
+def _batch(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
+    def compare() -> float:
+        sides, rows, alone = [], [], []
+        for shape in _BATCH:
+            n_tokens = shape.offset + shape.n_rows
+            views = (
+                _block_side(k, n_tokens, 4, balanced=k.block_type.family == "turbo", offset=shape.offset),
+                _block_side(v, n_tokens, 5, balanced=False, offset=shape.offset),
+            )
+            held = views[0], _tiled(views[1]) if reading.tiles_values(v) else views[1]
+            sides.append((_before(held[0], shape), _before(held[1], shape)))
+            rows.append([view.rows[None, :, -shape.n_rows :] for view in views])
+            alone.append(views)
+        q = np.random.default_rng(7).standard_normal((len(_BATCH), 4 * _N_KV_HEADS, _BATCH[0].n_rows, k.head_dim))
+        queries = mx.array(q.astype(np.float32)).astype(_BATCH[0].dtype)
+        new_k, new_v = (mx.concatenate([pair[side] for pair in rows]) for side in (0, 1))
+        pool = PagePool(sides, [shape.offset for shape in _BATCH], None, reading)
+        growth, scale = pool.grow((new_k, new_v), [shape.n_rows for shape in _BATCH]), k.head_dim**-0.5
+        out, _ = reading.answer_batch(queries, growth, scale=scale, window=None, sinks=None)
+        expected = [
+            _reference(np.asarray(queries[i].astype(mx.float32)), *views, _BATCH[i], scale, None)
+            for i, views in enumerate(alone)
+        ]
+        return _distance(np.asarray(out.astype(mx.float32)), np.stack(expected))
+
+    return compare
+
+
+def _before(view: SideView, shape: Shape) -> BlockSide:
+    """A side as it is before a step's rows."""
+    n_tail = view.rows.shape[1] - shape.n_rows
+    codes, scales, means = (
+        Plane() if of is None else Plane(of, len(of)) for of in (view.codes, view.scales, view.page_means)
+    )
+    side = BlockSide(view.codec, _N_PREFIX, NumpyReading(), 0, codes, scales, view.prefix, tiled=view.tiled)
+    side.tail = view.rows[:, :n_tail] if n_tail else None
+    if view.channel_scale is not None:
+        side.means, side.scale = means, ChannelScale(NOT_ROTATED, view.channel_scale)
+    return side
 
 
 def _reference(
