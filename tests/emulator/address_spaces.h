@@ -54,6 +54,8 @@ uint double_bytes(uint);
 float low_half(uint);
 float exp2_fast(float);
 uint opaque(uint);
+float times(float, float);
+float multiply_add(float, float, float);
 uint table_address(threadgroup uint*, uint);
 uint table_read(threadgroup uint*, uint);
 void fill_four(threadgroup uint*, uint, uint);

@@ -46,6 +46,8 @@ __half __ushort_as_half(unsigned short);
 size_t __cvta_generic_to_shared(const void*);
 void* __cvta_shared_to_generic(size_t);
 extern "C" void* memcpy(void*, const void*, size_t);
+float __fmul_rn(float, float);
+float __fmaf_rn(float, float, float);
 float sqrtf(float);
 float fabsf(float);
 float fmaxf(float, float);

@@ -24,6 +24,8 @@ inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0x
 inline float low_half(uint x) { return half_from_bits(x & 0xffffu); }
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline uint opaque(uint x) { return x; }
+inline float times(float a, float b) { return a * b; }
+inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline uint table_address(emulator::Shared<uint>, uint bytes) { return bytes; }
 inline uint table_read(emulator::Shared<uint> table, uint address) { return table[address / 4]; }

@@ -32,7 +32,7 @@ PIECE = 64 * PAGE
 prepares itself for every new length, meets few lengths (benchmarks/LOG.md)."""
 
 LAYERS_IN_FLIGHT = 2
-"""Layers whose decoded pages may be there at once, beside the one whose graph is being built."""
+"""Layers whose decoded pages may be there at once."""
 
 _LEAST_BYTES_IN_FLIGHT = 1 << 26  # of decoded pages, below which layers are not waited for
 _IN_F16 = 2  # bytes
@@ -216,21 +216,22 @@ class LongSteps:
         return mx.concatenate(parts, axis=0)
 
 
-_in_flight: deque[mx.array] = deque()  # answers of whatever layers the process evaluates
+_in_flight: deque[mx.array] = deque()  # answers of the layers before, whatever model they are of
 
 
 def _wait_for_others(out: mx.array, n_bytes: int) -> None:
     """MLX's host runs ahead of the GPU by most layers of a step, and what it hands over has its memory already: so
-    start this layer, and wait for one that was started before."""
+    the layer before is started, and those before it are waited for. This one's `out` is not evaluated yet."""
     if n_bytes < _LEAST_BYTES_IN_FLIGHT:
         return
     try:
-        mx.async_eval(out)
-    except ValueError:  # while MLX traces the step, there is nothing to evaluate
-        return
+        if _in_flight:
+            mx.async_eval(_in_flight[-1])
+        while len(_in_flight) > LAYERS_IN_FLIGHT:
+            mx.eval(_in_flight.popleft())
+    except ValueError:  # they were of a step that MLX traced, where there is nothing to evaluate
+        _in_flight.clear()
     _in_flight.append(out)
-    while len(_in_flight) > LAYERS_IN_FLIGHT:
-        mx.eval(_in_flight.popleft())
 
 
 def _kernel_dtype(q: mx.array) -> mx.Dtype:

@@ -31,7 +31,7 @@ ENCODE = Kernel(
 )
 DECODE = Kernel(
     "decode_pages",
-    ("codes.metal", "vectors.metal"),
+    ("codes.metal", "page_rows.metal"),
     ("codes", "scales", "page_means", "channel_scale", "prefix", "own", "book", "signs", "sizes", "position"),
     ("out",),
     ("first_head", "n_heads", "start", "n_coded", "codes_page", "n_prefix", "own_first", "n_own", "n_zeros"),
@@ -43,7 +43,7 @@ JOIN = Kernel(
     ("k", "v"),
     ("k_dim", "v_dim", "capacity", "n_new", "n_heads"),
 )
-_ROWS_OF_A_SIMDGROUP = 8  # that decoding gives to each, where there are many
+_ROWS_OF_A_SIMDGROUP = 32  # that decoding gives to each, where there are many
 _SIMDGROUPS_OF_A_ROW = 4  # that copy it
 
 

@@ -74,6 +74,8 @@ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
+__forceinline__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // Keeps a value in a register: ptxas would make it anew at every use.
 __forceinline__ uint opaque(uint x) {
   asm volatile("" : "+r"(x));

@@ -14,6 +14,8 @@ inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0x
 inline float low_half(uint x) { return float(as_type<half2>(x).x); }
 inline float exp2_fast(float x) { return metal::fast::exp2(x); }
 inline uint opaque(uint x) { return x; }
+inline float times(float a, float b) { return a * b; }  // rounded before anything is added to it
+inline float multiply_add(float a, float b, float c) { return metal::fma(a, b, c); }  // rounded once
 
 // Tables in threadgroup memory are read at byte addresses, made once for each lane.
 inline uint table_address(threadgroup uint* table, uint bytes) { return bytes; }

@@ -1,0 +1,109 @@
+// Rows of blocks as four lanes take them: of every 32 values eight neighbours each, so that lane `part` has value
+// c * 32 + part * 8 + i as its c-th eight's i-th. Codes, and the inverse rotation of SPAN values.
+namespace tq {
+
+inline void load_halves(const device half* from, thread float* x) {
+  uint words[4];
+  load_bytes<16, 16>((const device uchar*)from, words);
+  UNROLL for (int i = 0; i < 4; ++i) {
+    x[2 * i] = low_half(words[i]);
+    x[2 * i + 1] = low_half(words[i] >> 16);
+  }
+}
+
+template <class T> inline uint pack_two(float a, float b) { return uint(as_type<ushort>(T(a))) | (uint(as_type<ushort>(T(b))) << 16); }
+template <> inline uint pack_two<half>(float a, float b) { return pack_halves(a, b); }
+template <> inline uint pack_two<float>(float, float) { return 0u; }
+template <class T> inline void store_eight(device T* to, const thread float* x) {
+  device uint4* at = (device uint4*)to;
+  uint words[8];
+  if (sizeof(T) == 4) {
+    UNROLL for (int i = 0; i < 8; ++i) words[i] = as_type<uint>(x[i]);
+  } else {
+    UNROLL for (int i = 0; i < 4; ++i) words[i] = pack_two<T>(x[2 * i], x[2 * i + 1]);
+  }
+  UNROLL for (int i = 0; i < int(sizeof(T) / 2); ++i) {
+    uint4 four;
+    four.x = words[4 * i];
+    four.y = words[4 * i + 1];
+    four.z = words[4 * i + 2];
+    four.w = words[4 * i + 3];
+    at[i] = four;
+  }
+}
+
+// Codes of eight neighbours from `value` on, a multiple of eight, of a group in a row; bytes of Q8_0 with their sign.
+template <int TYPE, int DIM, int GROUP> inline void codes_of_row(const device uchar* codes, uint value, thread uint* found) {
+  typedef Part<TYPE, DIM, GROUP, 1> Row;
+  constexpr int low = low_bits(TYPE), bytes = TYPE == Q4_0 ? 8 : low;
+  uint words[2], high = 0u;
+  load_bytes<bytes, alignment_of(Row::row_bytes | Row::group_bytes | bytes)>(codes + (TYPE == Q4_0 ? value % 16u : value * uint(low) / 8u), words);
+  if (high_bits(TYPE)) high = uint(codes[uint(Row::low) + value / 8u]);
+  UNROLL for (int i = 0; i < 8; ++i) {
+    if (TYPE == Q8_0 || TYPE == Q4_0) {
+      const uint byte = words[i / 4] >> (8 * (i % 4)) & 0xffu;
+      found[i] = TYPE == Q8_0 ? byte : byte >> (value / 16u * 4u) & 15u;
+    } else {
+      found[i] = words[0] >> (i * low) & ((1u << low) - 1u);
+      if (high_bits(TYPE)) found[i] |= (high >> i & 1u) << low;
+    }
+  }
+}
+
+// The same from a group's words in a tile, for token in_tile of it. Two neighbours' pairs lie together, and eight values'
+// pairs of all four tokens of a slot in `bits` words.
+template <int TYPE, int DIM, int GROUP> inline void codes_of_tile(const device uint* group, uint value, uint in_tile, thread uint* found) {
+  typedef Tile<TYPE, DIM, GROUP> tile;
+  const uint slot = value / uint(GROUP / 8) * 4u + in_tile / 4u, first = value % uint(GROUP / 8) / 8u * uint(tile::bits);
+  const uint second = in_tile / 2u % 2u, element = in_tile % 2u;  // which pair of tokens, and which of it
+  uint w[tile::bits];
+  UNROLL for (int i = 0; i < tile::bits; ++i) w[i] = group[tile::place(slot, first + uint(i))];
+  UNROLL for (int i = 0; i < 4; ++i) {
+    uint two = 0u;
+    if (tile::bits == 3) {
+      const uint last = (w[0] >> 30) | (w[1 % tile::bits] >> 30) << 2 | (w[2 % tile::bits] >> 30) << 4;
+      if (i == 0) two = w[0] >> (12u * second);
+      if (i == 1) two = second ? w[1 % tile::bits] >> 6 : (w[0] >> 24 & 63u) | w[1 % tile::bits] << 6;
+      if (i == 2) two = second ? w[2 % tile::bits] : w[1 % tile::bits] >> 18;
+      if (i == 3) two = second ? (w[2 % tile::bits] >> 24 & 63u) | last << 6 : w[2 % tile::bits] >> 12;
+      const uint low = two >> (2u * element), high = two >> (2u + element);
+      found[2 * i] = (low & 3u) | (high & 4u);
+      found[2 * i + 1] = (low >> 6 & 3u) | (high >> 6 & 4u);
+    } else {
+      constexpr uint width = uint(tile::width), mask = (1u << tile::bits) - 1u;
+      two = w[i * tile::bits / 4] >> ((uint(i * 4 % tile::per_word) + 2u * second) * width + element * uint(tile::bits));
+      found[2 * i] = two & mask;
+      found[2 * i + 1] = two >> width & mask;
+    }
+  }
+}
+
+// x / y, rounded once, by y's reciprocal, which is rounded once too.
+inline float divided(float x, float y, float reciprocal) {
+  const float q = times(x, reciprocal);
+  return multiply_add(multiply_add(-q, y, x), reciprocal, q);
+}
+
+// Walsh-Hadamard of SPAN values in natural order, unscaled: the order of its levels is that of all backends.
+template <int N> inline void turn_within_lanes(thread float* x, int from, int to) {
+  UNROLL for (int width = from; width < to; width *= 2) {
+    UNROLL for (int i = 0; i < N; ++i) {
+      if ((i & width) == 0) {
+        const float a = x[i], b = x[i + width];
+        x[i] = a + b;
+        x[i + width] = a - b;
+      }
+    }
+  }
+}
+template <int SPAN> inline void hadamard_of_four_lanes(thread float* x, uint lane) {
+  constexpr int N = SPAN / 4;
+  turn_within_lanes<N>(x, 1, 8);
+  UNROLL for (int mask = 1; mask < 4; mask *= 2) {
+    const float sign = (lane & uint(mask)) ? -1.0f : 1.0f;
+    UNROLL for (int i = 0; i < N; ++i) x[i] = multiply_add(x[i], sign, simd_shuffle_xor(x[i], ushort(mask)));
+  }
+  turn_within_lanes<N>(x, 8, N);
+}
+
+}  // namespace tq
