@@ -35,6 +35,8 @@ def lines(cache: CacheReport, timing: Timing, finish: str, seed: int, greedy: bo
         report.append(_reads("values", cache.type_v, cache))
     if cache.n_other_layers:
         report.append(f"{cache.n_other_layers} layers keep a cache of another kind, in full precision")
+    if cache.not_compiled:
+        report.append(f"decode steps were built one by one, which takes the host longer: {cache.not_compiled}")
     if not greedy:
         report.append(f"seed: {seed}")
     return report

@@ -31,11 +31,12 @@ Evaluate = Callable[[mx.array, list[Any]], mx.array]
 class CompiledSteps:
     """Steps of one token with `evaluate`, which must be the same function of its arguments at every call.
 
-    refusal: why steps cannot be compiled, once that is known.
+    n_steps: how many there were. refusal: why steps cannot be compiled, once that is known.
     """
 
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
+        self.n_steps = 0
         self.refusal: str | None = None
         self._is_checked = False
         self._graph: _Graph | None = None
@@ -65,6 +66,7 @@ class CompiledSteps:
             self.refusal, self._page, self._graph = f"{type(error).__name__}: {error}", None, None
             return None
         self._is_checked = True
+        self.n_steps += 1
         page.take()
         return out
 

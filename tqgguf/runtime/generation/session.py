@@ -61,6 +61,7 @@ class CacheReport:
     """What the cache holds: types, bytes by the design's formula, what f16 would need, and what was read.
 
     balance: of K, in the layers that have one. is_calibrated: its channel scales were given, not taken from page 0.
+    compiled_steps: of decoding. not_compiled: why there are none, on a GPU.
     """
 
     type_k: str
@@ -75,6 +76,8 @@ class CacheReport:
     answer_reads: Reads
     by_fallback: int
     n_other_layers: int
+    compiled_steps: int
+    not_compiled: str | None
 
 
 class Session:
@@ -275,4 +278,6 @@ class Session:
             answer_reads=_combine(int.__sub__, self.usage.reads, self._prompt_reads),
             by_fallback=self.usage.by_fallback,
             n_other_layers=len(self.cache) - len(ours),
+            compiled_steps=self._steps.n_steps,
+            not_compiled=None if mx.default_device() == mx.cpu else self._steps.refusal,
         )
