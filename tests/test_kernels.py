@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -47,6 +48,7 @@ SOME = [
     ("q4_0", "q8_0", 128, (ONE_ROW,)),
     ("f16", "turbo2", 192, (ONE_ROW, LONG_STEP)),
     ("turbo4", "f16", 64, (IN_A_WINDOW, LONG_STEP)),
+    ("turbo4", "turbo3", 64, [replace(LONG_STEP, dtype=dtype) for dtype in (mx.bfloat16, mx.float32)]),
 ]
 
 
@@ -67,6 +69,7 @@ def test_pages_are_encoded_and_decoded_as_numpy_does(head_dim: int) -> None:
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_no_answer_depends_on_the_schedule(seed: int) -> None:
+    assert failures(selftest.codec_cases(reading(seed), 96)) == []
     assert failures(selftest.attention_cases(reading(seed), 128, "turbo4", "turbo3", (ONE_ROW,))) == []
 
 
