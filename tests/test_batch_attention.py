@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -14,9 +15,15 @@ from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.readings import NumpyReading
 from tqgguf.runtime.kernels import decode_plan
-from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide, attend_batch, batch_positions
+from tqgguf.runtime.kernels.batch_attention import (
+    BatchPages,
+    PooledSide,
+    attend_batch,
+    grow_and_attend_batch,
+    join_batch,
+)
 from tqgguf.runtime.kernels.decode_attention import attend_blocks
-from tqgguf.runtime.kernels.pages import join_in_batch
+from tqgguf.runtime.kernels.launch import MlxLauncher
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kv.side_view import PAGE, SideView
 
@@ -217,10 +224,29 @@ def test_new_rows_go_to_where_their_sequence_ends() -> None:
     tails = tuple(mx.array(rng.standard_normal((3, 2, PAGE, dim)).astype(np.float16)) for dim in (64, 32))
     new = tuple(mx.array(1e5 * rng.standard_normal((3, 2, 4, dim)).astype(np.float32)) for dim in (64, 32))
     offsets, n_own = (128, 250, 381), (4, 3, 0)
-    found = join_in_batch(CheckedLauncher(), tails, new, batch_positions(offsets, n_own))
+    found = join_batch(CheckedLauncher(), tails, new, offsets, n_own)
     for joined, tail, rows in zip(found, tails, new, strict=True):
         expected = np.array(tail)
         for i, (offset, n) in enumerate(zip(offsets, n_own, strict=True)):
             clipped = np.clip(np.asarray(rows)[i, :, :n], -65504, 65504)
             expected[i, :, offset % PAGE : offset % PAGE + n] = clipped.astype(np.float16)
         assert np.array_equal(np.array(joined), expected)
+
+
+@pytest.mark.parametrize("cache_type", ["turbo4", "q8_0"])
+def test_a_step_can_be_compiled(cache_type: str, tmp_path: Path) -> None:
+    # traced only: arrays that are constants to some and arguments to others are refused by mx.compile
+    k, v = (resolve_codec(cache_type, 64, side) for side in "kv")
+    sequences = sequences_of(k, v, (128, 2), 1)
+    (k_side, k_tails), (v_side, v_tails) = (pooled(sequences, name, [[3], []]) for name in "kv")
+    pages, shapes = BatchPages(k_side, v_side, [[3], []]), []
+
+    def traced(x: mx.array) -> list[mx.array]:
+        new, q = mx.zeros((2, N_KV_HEADS, 1, 64)), mx.zeros((2, 4, 1, 64))
+        how = {"offsets": [128, 2], "scale": 1.0, "window": None, "sinks": None}
+        made = grow_and_attend_batch(MlxLauncher("metal"), q, (k_tails, v_tails), (new, new), pages, **how)
+        shapes.extend(array.shape for array in made)
+        return [x]
+
+    mx.export_function(str(tmp_path / "step.mlxfn"), traced, mx.zeros((8,)))
+    assert shapes == [(2, 4, 1, 64), k_tails.shape, v_tails.shape]

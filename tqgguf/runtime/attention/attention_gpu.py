@@ -18,10 +18,10 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.long_steps import MASK_BYTES, WORKSPACE_BYTES, LongSteps, causal_mask, first_read
 from tqgguf.runtime.attention.partial import PartialAttention
 from tqgguf.runtime.attention.readings import MlxReading, Reads
-from tqgguf.runtime.kernels.batch_attention import attend_batch, batch_positions, grow_and_attend_batch, refusal_of
+from tqgguf.runtime.kernels.batch_attention import attend_batch, grow_and_attend_batch, join_batch, refusal_of
 from tqgguf.runtime.kernels.decode_attention import attend_blocks, attend_in_page, grow_and_attend, n_shares
 from tqgguf.runtime.kernels.launch import Launcher
-from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_in_batch, join_in_page, join_rows
+from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, join_in_page, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv.page_pool import PoolGrowth
@@ -136,7 +136,7 @@ class KernelReading(MlxReading):
         offsets: Sequence[int],
         n_own: Sequence[int],
     ) -> tuple[mx.array, mx.array]:
-        return join_in_batch(self.launcher, tails, new, batch_positions(tuple(offsets), tuple(n_own)))
+        return join_batch(self.launcher, tails, new, offsets, n_own)
 
     def answer_batch(
         self, q: mx.array, growth: PoolGrowth, *, scale: float, window: int | None, sinks: mx.array | None

@@ -18,7 +18,7 @@ from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.kernels.decode_plan import ATTENTION, PAGE, Plan, answer_with, calls_for, given_sinks, plan_for
 from tqgguf.runtime.kernels.launch import Call, Launcher, sizes_array
-from tqgguf.runtime.kernels.pages import join_in_batch
+from tqgguf.runtime.kernels.pages import join_in_batch, join_sizes
 from tqgguf.runtime.kernels.types import given, is_supported, nothing
 
 
@@ -83,7 +83,8 @@ def attend_batch(
     types that `refusal_of` names. Returns [sequences, n_heads, rows, head_dim of v] in q's dtype.
     """
     made = _prepared(launcher, q, tails, pages, scale, window, sinks is not None)
-    return _answer(made.calls, made.plan, made.inputs, q, tails, _positions(q, offsets, n_own), given_sinks(sinks))
+    position = _positions(q, offsets, n_own)
+    return _answer(made.calls, made.inputs, q, tails, position, given_sinks(sinks), made.plan.v_signs)
 
 
 def grow_and_attend_batch(
@@ -102,13 +103,16 @@ def grow_and_attend_batch(
     """`join_in_batch` of new K and V [sequences, n_kv_heads, rows, head_dim] to the tails, and `attend_batch` from the
     outcome: one compiled function, which layers share. Returns what both return: the answer, tails of K, tails of V."""
     made = _prepared(launcher, q, tails, pages, scale, window, sinks is not None)
-    step = _compiled_step(launcher, made.plan, made.calls)
-    out, k_tails, v_tails = step(tails, new, q, _positions(q, offsets, n_own), given_sinks(sinks), made.inputs)
+    step = _compiled_step(launcher, made.plan, made.calls, q.shape[2], tails[0].shape[1])
+    position = _positions(q, offsets, n_own)
+    out, k_tails, v_tails = step(tails, new, q, position, given_sinks(sinks), made.inputs, made.plan.v_signs)
     return out, k_tails, v_tails
 
 
 @lru_cache(maxsize=16)
-def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call]) -> Any:
+def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call], n_rows: int, n_kv_heads: int) -> Any:
+    sizes = join_sizes(plan.k_dim, plan.v_dim, PAGE, n_rows, n_kv_heads)
+
     def step(
         tails: tuple[mx.array, mx.array],
         new: tuple[mx.array, mx.array],
@@ -116,23 +120,24 @@ def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call]) -> 
         position: mx.array,
         sinks: mx.array,
         inputs: list[mx.array],
+        v_signs: mx.array,  # an input too: what is among the inputs (K's signs may be the same) cannot be a constant
     ) -> tuple[mx.array, ...]:
-        joined = join_in_batch(launcher, tails, new, position)
-        return _answer(calls, plan, inputs, q, joined, position, sinks), *joined
+        joined = join_in_batch(launcher, tails, new, position, sizes)
+        return _answer(calls, inputs, q, joined, position, sinks, v_signs), *joined
 
     return launcher.compiled(step)
 
 
 def _answer(
     calls: tuple[Call, Call],
-    plan: Plan,
     inputs: list[mx.array],
     q: mx.array,
     tails: tuple[mx.array, mx.array],
     position: mx.array,
     sinks: mx.array,
+    v_signs: mx.array,
 ) -> mx.array:
-    return answer_with(calls, inputs, q, tails, position, (plan.v_signs, sinks, inputs[_SIZES]))
+    return answer_with(calls, inputs, q, tails, position, (v_signs, sinks, inputs[_SIZES]))
 
 
 _SIZES = ATTENTION.inputs.index("sizes")
@@ -160,6 +165,19 @@ def _prepared(
     if made is None:
         made = pages.kept[key] = _prepare(launcher, q, tails[0].shape[1], pages, scale, window, with_sinks)
     return made
+
+
+def join_batch(
+    launcher: Launcher,
+    tails: tuple[mx.array, mx.array],
+    new: tuple[mx.array, mx.array],
+    offsets: Sequence[int],
+    n_own: Sequence[int],
+) -> tuple[mx.array, mx.array]:
+    """`join_in_batch` alone, for rows that nobody attends from."""
+    _, n_kv_heads, n_rows, k_dim = new[0].shape
+    sizes = join_sizes(k_dim, new[1].shape[3], PAGE, n_rows, n_kv_heads)
+    return join_in_batch(launcher, tails, new, batch_positions(tuple(offsets), tuple(n_own)), sizes)
 
 
 def _positions(q: mx.array, offsets: Sequence[int], n_own: Sequence[int] | None) -> mx.array:

@@ -243,12 +243,16 @@ def join_in_page(
 
 
 def join_in_batch(
-    launcher: Launcher, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], position: mx.array
+    launcher: Launcher,
+    tails: tuple[mx.array, mx.array],
+    new: tuple[mx.array, mx.array],
+    position: mx.array,
+    sizes: mx.array,
 ) -> tuple[mx.array, mx.array]:
     """`join_in_page` for tails [sequences, n_kv_heads, PAGE, head_dim] and as many sequences' rows, by the positions
-    of `batch_positions`: each sequence's own rows go to where they stand in its page, the others nowhere."""
-    n_sequences, n_heads, n_new, k_dim = new[0].shape
-    sizes = join_sizes(k_dim, new[1].shape[3], PAGE, n_new, n_heads)
+    of `batch_positions`: each sequence's own rows go to where they stand in its page, the others nowhere. sizes:
+    `join_sizes` of one sequence."""
+    n_sequences, n_heads = new[0].shape[:2]
     call = _prepare_join(launcher, n_sequences * n_heads, PAGE)
     k, v = call((tails[0], new[0], tails[1], new[1], sizes, position), [tail.shape for tail in tails])
     return k, v
