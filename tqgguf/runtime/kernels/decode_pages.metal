@@ -80,7 +80,7 @@
         } else if (token < own_end) {
           load_halves(own + ulong(head * n_own + uint(sizes[AT_own_first]) + token - n_coded) * ulong(DIM) + ulong(d), eight);
         }
-        if (token < n_tokens) store_eight<T>(out + place * ulong(DIM) + ulong(d), eight);
+        if (token < n_tokens) store_values<8, T>(out + place * ulong(DIM) + ulong(d), eight);
       }
     }
   }

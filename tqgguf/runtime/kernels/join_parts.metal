@@ -39,5 +39,6 @@
     if (SINKS) all.sum += exp2_fast(sinks[head] * 1.4426950408889634f - all.maximum);
     const float inverse = 1.0f / all.sum;
     const uint at = (head * n_rows + index / FOURS) * uint(DIM) + channel;
-    UNROLL for (int i = 0; i < 4; ++i) out[at + uint(i)] = OUT(all.x[i] * inverse);
+    UNROLL for (int i = 0; i < 4; ++i) all.x[i] *= inverse;
+    store_values<4, OUT>(out + at, all.x);
   }

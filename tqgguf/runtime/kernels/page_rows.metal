@@ -14,21 +14,25 @@ inline void load_halves(const device half* from, thread float* x) {
 template <class T> inline uint pack_two(float a, float b) { return uint(as_type<ushort>(T(a))) | (uint(as_type<ushort>(T(b))) << 16); }
 template <> inline uint pack_two<half>(float a, float b) { return pack_halves(a, b); }
 template <> inline uint pack_two<float>(float, float) { return 0u; }
-template <class T> inline void store_eight(device T* to, const thread float* x) {
-  device uint4* at = (device uint4*)to;
-  uint words[8];
-  if (sizeof(T) == 4) {
-    UNROLL for (int i = 0; i < 8; ++i) words[i] = as_type<uint>(x[i]);
+// N values as T to an aligned address, 16 bytes at a time, or eight where there are no more.
+template <int N, class T> inline void store_values(device T* to, const thread float* x) {
+  constexpr int words = N * int(sizeof(T)) / 4;
+  uint word[words];
+  UNROLL for (int i = 0; i < words; ++i) word[i] = sizeof(T) == 4 ? as_type<uint>(x[i]) : pack_two<T>(x[2 * i % N], x[(2 * i + 1) % N]);
+  if (words == 2) {
+    uint2 two;
+    two.x = word[0];
+    two.y = word[1];
+    *(device uint2*)to = two;
   } else {
-    UNROLL for (int i = 0; i < 4; ++i) words[i] = pack_two<T>(x[2 * i], x[2 * i + 1]);
-  }
-  UNROLL for (int i = 0; i < int(sizeof(T) / 2); ++i) {
-    uint4 four;
-    four.x = words[4 * i];
-    four.y = words[4 * i + 1];
-    four.z = words[4 * i + 2];
-    four.w = words[4 * i + 3];
-    at[i] = four;
+    UNROLL for (int i = 0; i < words / 4; ++i) {
+      uint4 four;
+      four.x = word[4 * i];
+      four.y = word[4 * i + 1];
+      four.z = word[4 * i + 2];
+      four.w = word[4 * i + 3];
+      ((device uint4*)to)[i] = four;
+    }
   }
 }
 
