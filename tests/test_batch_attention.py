@@ -149,7 +149,7 @@ def in_float64(of: Sequence, q: np.ndarray, scale: float, window: int | None, si
 
 OFFSETS = (2, 128, 484, 300)  # no whole page, the first row after one, three pages and most of one, two
 CASES = [
-    ("turbo4", "turbo3", 128, 4, 4, None, False, mx.float32),
+    ("turbo4", "turbo3", 64, 4, 4, None, False, mx.float32),
     ("turbo3", "turbo4", 64, 2, 3, 150, True, mx.bfloat16),
     ("q8_0", "q4_0", 64, 1, 1, 20, False, mx.float16),
 ]

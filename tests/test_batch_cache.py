@@ -159,7 +159,10 @@ def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback:
     reading = kernels() if by_kernels else NumpyReading()
     alone_, together = Alone(3, window=window, reading=reading), Together(3, window=window, reading=reading)
     for lengths in STEPS:
+        kernels().launcher.launched.clear()
         found = together.step(lengths, by_fallback)
+        if by_kernels and max(lengths) <= 3:  # all at once
+            assert [kernels().launcher.launched[name] for name in ("join_rows", "decode_attention")] == [1, 1]
         for i, n in enumerate(lengths):
             if n:
                 expected = alone_.step(i, n, by_fallback)
@@ -170,17 +173,8 @@ def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback:
     assert together.cache.size() == 337 and together.cache.offset.tolist() == [11, 337, 134]
 
 
-def test_kernels_answer_all_sequences_at_once() -> None:
-    together, launched = Together(3, reading=kernels()), kernels().launcher.launched
-    for lengths in STEPS:
-        launched.clear()
-        together.step(lengths)
-        if max(lengths) <= 3:
-            assert (launched["join_rows"], launched["decode_attention"], launched["merge_partials"]) == (1, 1, 1)
-
-
-@pytest.mark.parametrize("window", [None, 60])
-def test_who_attends_otherwise_reads_the_pools_rows(window: int | None) -> None:
+def test_who_attends_otherwise_reads_the_pools_rows() -> None:
+    window = 60
     usages = [hook.Usage() for _ in range(3)]
     alone_, together = Alone(3, window=window, reading=kernels()), Together(3)
     together.cache = BlockKVCache.merge([empty(window, kernels(), usage=usage) for usage in usages])
