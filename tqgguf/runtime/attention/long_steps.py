@@ -8,13 +8,14 @@ its log-sum-exp, pages are there in both forms, and a mask says which row sees w
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 
-from tqgguf.runtime.attention.partial import MOST_HEAD_DIM, PartialAttention, best_partial
+from tqgguf.runtime.attention.partial import MOST_HEAD_DIM, PartialAttention, best_partial, on_its_stream
 from tqgguf.runtime.kernels.join_parts import MOST_LEVELS, Part, StepParts, join_parts
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_rows
@@ -69,8 +70,8 @@ class LongSteps:
             rows_at_once = self._rows_of_a_mask(2 * end - first_read(k, v, offset, window))
         parts = []
         for lo, hi in pairwise(cuts(offset, end, rows_at_once)):
-            start, in_pages = first_read(k, v, lo, window), hi - lo // PAGE * PAGE > PAGE
-            attend_heads = self._attend_in_parts if by_parts and in_pages else self._attend_masked
+            start, in_parts = first_read(k, v, lo, window), by_parts and hi - lo // PAGE * PAGE > PAGE
+            attend_heads = self._attend_in_parts if in_parts else self._attend_masked
             per_head = _IN_F16 * (2 * hi - lo - start) * (k.codec.head_dim + v.codec.head_dim)
             at_once = max(1, min(n_kv_heads, self.workspace_bytes // per_head))
             outs = []
@@ -79,7 +80,8 @@ class LongSteps:
                 some = slice(first * group, heads[1] * group)
                 rows = q[:, some, lo - offset : hi - offset]
                 of_heads = None if sinks is None else sinks[some]
-                outs.append(attend_heads(rows, k, v, heads, (start, lo), scale, window, of_heads))
+                with on_its_stream() if in_parts else nullcontext():
+                    outs.append(attend_heads(rows, k, v, heads, (start, lo), scale, window, of_heads))
             parts.append(outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1))
             _wait_for_others(parts[-1], per_head * at_once)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)

@@ -8,7 +8,9 @@ returns it. Whether that holds on a machine is tried out once; where it does not
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +22,7 @@ import numpy as np
 MOST_HEAD_DIM = 128  # that cuDNN takes
 _ROWS = 128  # MLX keeps a log-sum-exp where the rows are a multiple of this
 _KEPT = 512  # imported functions, of one shape each
+_HOME = mx.default_stream(mx.gpu) if mx.cuda.is_available() else None
 _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, OSError, struct.error)
 
 
@@ -132,10 +135,21 @@ class _Reader:
         self.take(f"<{self.count()}s")
 
 
-@lru_cache(maxsize=1)
 def best_partial() -> PartialAttention | None:
-    """What is as fast as MLX's attention, where there is such a thing."""
-    return fused_partial if mx.cuda.is_available() and can_be_fused() else None
+    """What is as fast as MLX's attention, where there is such a thing; it is to be called `on_its_stream`."""
+    return fused_partial if _HOME is not None and _can_be_fused_in(threading.get_ident()) else None
+
+
+def on_its_stream() -> AbstractContextManager[Any]:
+    """Imported functions run on the first stream that a GPU was given, which other threads cannot use. Who generates
+    on another one lets all of a step's attention run there, as MLX's host waits whenever streams change."""
+    return nullcontext() if _HOME is None else mx.stream(_HOME)
+
+
+@lru_cache(maxsize=64)
+def _can_be_fused_in(thread: int) -> bool:
+    with on_its_stream():
+        return can_be_fused()
 
 
 def can_be_fused() -> bool:
