@@ -38,6 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cached", nargs="*", type=int, default=[32768], help="keys before the new rows")
     group.add_argument("--most-rows", type=int, help="rows up to which decode attention is taken")
     group.add_argument("--workspace", type=int, help="bytes of keys and values that are decoded at a time")
+    group.add_argument("--mask", type=int, help="bytes of a long step's mask, where it needs one")
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -75,7 +76,8 @@ def _readings(args: argparse.Namespace, n_rows: int) -> dict[str, Reading]:
     reading = default_reading()
     if not isinstance(reading, KernelReading):
         return {"": reading}
-    given = {} if args.workspace is None else {"workspace_bytes": args.workspace}
+    bounds = {"workspace_bytes": args.workspace, "mask_bytes": args.mask}
+    given = {name: n for name, n in bounds.items() if n is not None}
     if args.most_rows is None and n_rows <= MOST_BOTH_WAYS:
         ways = {" by attention": n_rows, " decoded": 0}
     else:
