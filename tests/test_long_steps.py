@@ -85,6 +85,14 @@ def test_keys_before_a_step_are_taken_in_pieces_and_a_rest(monkeypatch: pytest.M
     assert sorted(KEPT) == sorted(expected)
 
 
+def test_longer_steps_are_cut_from_their_first_page_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_steps, "MOST_LEVELS", 1)
+    KEPT.clear()
+    assert error(answer(by_parts(), 140, 500), answer(NumpyReading(), 140, 500)) < 5e-3
+    # four pages of rows, after one: two by two, each over itself, its pair, and what is before both
+    assert sorted(KEPT) == sorted([2 * 128 * 128, 128 * 128, 256 * 128] + [2 * 128 * 128, 128 * 128, 256 * 384])
+
+
 @pytest.mark.parametrize(
     ("types", "limits"),
     [

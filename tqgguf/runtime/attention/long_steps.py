@@ -68,8 +68,9 @@ class LongSteps:
             rows_at_once = PAGE << MOST_LEVELS
         else:
             rows_at_once = self._rows_of_a_mask(2 * end - first_read(k, v, offset, window))
-        parts = []
-        for lo, hi in pairwise(cuts(offset, end, rows_at_once)):
+        parts, first_page = [], offset // PAGE * PAGE
+        for after, before in pairwise(cuts(offset - first_page, end - first_page, rows_at_once)):
+            lo, hi = first_page + after, first_page + before
             start, in_parts = first_read(k, v, lo, window), by_parts and hi - lo // PAGE * PAGE > PAGE
             attend_heads = self._attend_in_parts if in_parts else self._attend_masked
             per_head = _IN_F16 * (2 * hi - lo - start) * (k.codec.head_dim + v.codec.head_dim)
