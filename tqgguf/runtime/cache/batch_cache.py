@@ -198,7 +198,7 @@ class BatchBlockKVCache(_BaseCache):
 
     def _enter_pool(self, reading: Reading, n_rows: int) -> PagePool | None:
         """Move the sequences into a pool, if that can be done."""
-        caches = [member.cache.copy() for member in self._members]
+        caches = [member.cache for member in self._members]
         sides = [cache.poolable_sides for cache in caches]
         pairs = [of for of in sides if of is not None]
         if len(pairs) < len(sides) or len({(k.codec, v.codec, k.n_heads, v.n_heads) for k, v in pairs}) > 1:

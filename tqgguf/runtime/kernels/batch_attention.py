@@ -53,6 +53,9 @@ class BatchPages:
     """What steps over the same pages share."""
 
 
+_COLUMN_STEP = 32  # columns of a page table come so many at a time: compiled steps are made anew for every size
+
+
 def refusal_of(k: Codec, v: Codec) -> str | None:
     """Why the kernels cannot read a batch of these types, if they cannot: it goes sequence by sequence then."""
     for name, codec in (("K", k), ("V", v)):
@@ -203,17 +206,18 @@ def _prepare(
     codecs, n_columns = (k.codec, v.codec), group_size * n_rows
     plan = plan_for(launcher.family, *codecs, n_columns, scale, *balance, with_sinks, v.tiled, q.dtype, batched=True)
     longest = max(map(len, pages.slots))
+    columns = -(-longest // _COLUMN_STEP) * _COLUMN_STEP
     most_seen = longest if window is None else min(longest, (window + PAGE - 2) // PAGE)
-    n_coded = plan.n_coded(launcher.family, most_seen, n_sequences * n_kv_heads)
+    n_coded = plan.n_coded(launcher.family, most_seen, n_sequences * n_kv_heads, n_beside=0)
     n_prefix = 0 if k.prefix is None else k.prefix.shape[2]
     numbers = {
         **{"group_size": group_size, "n_rows": n_rows, "n_coded": n_coded, "n_prefix": n_prefix},
-        **{"window": window or 0, "n_kv_heads": n_kv_heads, "table_columns": longest},
+        **{"window": window or 0, "n_kv_heads": n_kv_heads, "table_columns": columns},
     }
     for name, dim in (("k", plan.k_dim), ("v", plan.v_dim)):
         numbers |= {f"{name}_token": dim, f"{name}_head": PAGE * dim}
         numbers |= {f"{name}_token_of_prefix": dim, f"{name}_head_of_prefix": n_prefix * dim}
-    slots = chain.from_iterable((*of, *[0] * (longest - len(of))) for of in pages.slots)
+    slots = chain.from_iterable((*of, *[0] * (columns - len(of))) for of in pages.slots)
     inputs = {
         **plan.constants,
         **{f"{name}_codes": given(side.codes, mx.uint8) for name, side in (("k", k), ("v", v))},

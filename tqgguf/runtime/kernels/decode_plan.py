@@ -61,11 +61,11 @@ class Plan:
     constants: dict[str, mx.array]
     v_signs: mx.array
 
-    def n_coded(self, family: str, n_pages: int, n_heads: int) -> int:
-        """Shares of that many pages of blocks of each of `n_heads` KV heads."""
+    def n_coded(self, family: str, n_pages: int, n_heads: int, n_beside: int = 1) -> int:
+        """Shares of that many pages of blocks of each of `n_heads` KV heads. n_beside: as `n_coded_splits` has it."""
         walk = self.geometry.walk
         n_steps = n_pages * (PAGE // (TILE_KEYS * walk.key_tiles))
-        return n_coded_splits(FAMILIES[family], n_steps, n_heads, self.n_chunks, walk)
+        return n_coded_splits(FAMILIES[family], n_steps, n_heads, self.n_chunks, walk, n_beside)
 
 
 @lru_cache(maxsize=256)

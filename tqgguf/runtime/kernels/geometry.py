@@ -91,8 +91,12 @@ def _table_bytes(family: Family, k: Codec, v: Codec, copies: list[int], one_tabl
 SUMS_WORDS = 2048  # that sums pass through at a time, at least: ROOM in decode_attention.metal
 
 
-def n_coded_splits(family: Family, n_steps: int, n_heads: int, n_chunks: int, walk: Walk) -> int:
-    """Threadgroups that share the blocks of a KV head, beside the one for its f16 rows; 0 without blocks."""
+def n_coded_splits(family: Family, n_steps: int, n_heads: int, n_chunks: int, walk: Walk, n_beside: int = 1) -> int:
+    """Threadgroups that share the blocks of a KV head, beside the one for its f16 rows; 0 without blocks.
+
+    n_beside: 1 if that one is to run at the same time. In a batch there are so many of them that they would take the
+    place of whole shares, and so short that theirs become free.
+    """
     if not n_steps:
         return 0
-    return max(1, min(family.threadgroups // (n_heads * n_chunks) - 1, -(-n_steps // walk.simdgroups)))
+    return max(1, min(family.threadgroups // (n_heads * n_chunks) - n_beside, -(-n_steps // walk.simdgroups)))
