@@ -148,7 +148,9 @@ inline void load_means(const device half* means, const device int* slots, uint s
 }
 
 // The running softmax of a simdgroup: sums of weighted values (still as V's codes have them), and for this lane's two
-// columns a tile the maximum (as a power of two) and its own part of the sum of weights.
+// columns a tile a bound of the scores (as a power of two) and its own part of the sum of weights. A bound that is
+// passed is set HEADROOM above the score, so that it seldom is: weights begin at 1/8, far from where f16 ends.
+constexpr float HEADROOM = 3.0f;
 template <int SLICES, int TILES> struct Running {
   float values[SLICES][TILES][4];
   float maximum[TILES][2];
@@ -190,19 +192,21 @@ inline float column_sum(float v) {
 template <class L, int TILES, int KEY_TILES, bool TILED, int SLICES>
 inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES, TILED>& v, SHARED_POINTER(uint) table,
                  uint address, thread Running<SLICES, TILES>& running) {
-  float top[TILES][2];
+  float top[TILES][2];  // of this lane's scores
   bool moved = false;
   UNROLL for (int t = 0; t < TILES; ++t)
     UNROLL for (int e = 0; e < 2; ++e) {
       float m = metal::max(scores[0][t][e], scores[0][t][e + 2]);
       UNROLL for (int u = 1; u < KEY_TILES; ++u) m = metal::max(m, metal::max(scores[u][t][e], scores[u][t][e + 2]));
-      m = column_max(m);
       moved = moved || m > running.maximum[t][e];
-      top[t][e] = metal::max(m, running.maximum[t][e]);
+      top[t][e] = m;
     }
   if (simd_any(moved)) {
     UNROLL for (int t = 0; t < TILES; ++t)
-      UNROLL for (int e = 0; e < 2; ++e) running.rescale(t, e, top[t][e]);
+      UNROLL for (int e = 0; e < 2; ++e) {
+        const float m = column_max(top[t][e]), before = running.maximum[t][e];
+        running.rescale(t, e, m > before ? m + HEADROOM : before);
+      }
   }
   UNROLL for (int u = 0; u < KEY_TILES; ++u) {
     uint weights[L::scales][TILES][2];
