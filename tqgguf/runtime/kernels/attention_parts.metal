@@ -24,18 +24,17 @@ template <int TYPE_, int DIM_, int GROUP_, int SHIFT_> struct ValueLayout {
   enum : int { type = TYPE_, dim = DIM_, group = GROUP_, groups = DIM_ / GROUP_, slices = GROUP_ / 16, shift = SHIFT_, scales = has_scale(TYPE_) ? groups : 1 };
 };
 
-// Scales of this lane's two keys a tile. Where a row has one, those of four neighbouring keys come together.
+// Scales of this lane's two keys a tile, as two f16. Where a row has one, those of four neighbouring keys come together.
 template <class L, int KEY_TILES>
-inline void load_scales(const device half* scales, uint lane, thread float (&scale)[KEY_TILES][2][L::scales]) {
+inline void load_scales(const device half* scales, uint lane, thread uint (&scale)[KEY_TILES][L::scales]) {
   const uint row = row_of(lane);
   UNROLL for (int u = 0; u < KEY_TILES; ++u) {
     if (L::scales == 1) {
       const uint2 four = ((const device uint2*)scales)[uint(4 * u) + (row >> 1)];
-      scale[u][0][0] = low_half(four.x >> (16u * (row & 1u)));
-      scale[u][1][0] = low_half(four.y >> (16u * (row & 1u)));
+      scale[u][0] = halves_at(four.x, four.y, row & 1u);
     } else {
-      UNROLL for (int e = 0; e < 2; ++e)
-        UNROLL for (int g = 0; g < L::scales; ++g) scale[u][e][g] = float(scales[(key_of(row) + uint(16 * u + 2 * e)) * uint(L::scales) + uint(g)]);
+      const device ushort* of_key = (const device ushort*)scales + (key_of(row) + uint(16 * u)) * uint(L::scales);
+      UNROLL for (int g = 0; g < L::scales; ++g) scale[u][g] = low_halves(uint(of_key[g]), uint(of_key[2 * L::scales + g]));
     }
   }
 }
@@ -44,7 +43,7 @@ inline void load_scales(const device half* scales, uint lane, thread float (&sca
 template <class L, int KEY_TILES> struct StepKeys {
   uint low[KEY_TILES][2][L::groups][L::part::low_words];
   uint high[KEY_TILES][2][L::groups][L::part::high_words];
-  float scale[KEY_TILES][2][L::scales];
+  uint scale[KEY_TILES][L::scales];
 
   template <bool CLAMPED> inline void load(StepRows<CLAMPED> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
@@ -62,7 +61,7 @@ template <class L, int KEY_TILES> struct StepKeys {
 template <class L, int KEY_TILES, bool TILED> struct StepValues {
   uint low[KEY_TILES][4][L::groups][L::part::low_words];
   uint high[KEY_TILES][4][L::groups][L::part::high_words];
-  float scale[KEY_TILES][2][L::scales];
+  uint scale[KEY_TILES][L::scales];
 
   template <bool CLAMPED> inline void load(StepRows<CLAMPED> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
@@ -87,7 +86,7 @@ template <class L, int KEY_TILES, bool TILED> struct StepValues {
 template <class L, int KEY_TILES> struct StepValues<L, KEY_TILES, true> {
   typedef Tile<L::type, L::dim, L::group> tile;
   uint words[KEY_TILES][L::groups][tile::words];
-  float scale[KEY_TILES][2][L::scales];
+  uint scale[KEY_TILES][L::scales];
 
   inline void load(StepRows<false> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u)
@@ -128,7 +127,8 @@ inline void score(const thread StepKeys<L, KEY_TILES>& keys, SHARED_POINTER(half
       UNROLL for (int u = 0; u < KEY_TILES; ++u)
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int i = 0; i < 4; ++i) {
-            const float scale = has_scale(L::type) ? keys.scale[u][i / 2][has_scale(L::type) ? g : 0] * factor[t][i % 2] : factor[t][i % 2];
+            const uint of_keys = has_scale(L::type) ? keys.scale[u][has_scale(L::type) ? g : 0] : 0u;
+            const float scale = has_scale(L::type) ? (i < 2 ? low_half(of_keys) : high_half(of_keys)) * factor[t][i % 2] : factor[t][i % 2];
             const bool is_first = g == 0 || !has_scale(L::type);
             scores[u][t][i] = (is_first ? offset[t][i % 2] : scores[u][t][i]) + sums[u][t][i] * scale;
           }
@@ -218,8 +218,8 @@ inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread
       }
       UNROLL for (int g = 0; g < L::scales; ++g)
         UNROLL for (int e = 0; e < 2; ++e) {
-          const float scale = has_scale(L::type) ? v.scale[u][e][g] * scale_factor(L::type) : 1.0f;
-          weights[g][t][e] = result_to_factor(pack_halves(p[2 * e] * scale, p[2 * e + 1] * scale));
+          const uint packed = pack_halves(p[2 * e] * scale_factor(L::type), p[2 * e + 1] * scale_factor(L::type));
+          weights[g][t][e] = result_to_factor(has_scale(L::type) ? times_half(packed, v.scale[u][g], e) : packed);
         }
     }
     UNROLL for (int g = 0; g < L::groups; ++g)

@@ -68,7 +68,16 @@ __forceinline__ uint pack_halves(float low, float high) {
 __forceinline__ uint low_halves(uint x, uint y) { return __byte_perm(x, y, 0x5410); }
 __forceinline__ uint high_halves(uint x, uint y) { return __byte_perm(x, y, 0x7632); }
 __forceinline__ uint double_bytes(uint x) { return __byte_perm(x, 0u, 0x1100); }
-__forceinline__ float low_half(uint x) { return __half2float(__ushort_as_half((unsigned short)(x & 0xffffu))); }
+// The low halves of both for 0, the high ones for 1.
+__forceinline__ uint halves_at(uint x, uint y, uint which) { return __byte_perm(x, y, 0x5410u + 0x2222u * which); }
+__forceinline__ __half2 as_halves(uint x) { return *(const __half2*)&x; }
+__forceinline__ float low_half(uint x) { return __low2float(as_halves(x)); }
+__forceinline__ float high_half(uint x) { return __high2float(as_halves(x)); }
+// Two f16 times one of another two.
+__forceinline__ uint times_half(uint x, uint y, int which) {
+  const __half2 product = __hmul2(as_halves(x), which ? __high2half2(as_halves(y)) : __low2half2(as_halves(y)));
+  return *(const uint*)&product;
+}
 __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -11,7 +11,12 @@ inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half
 inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
 inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
 inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0xffu) * 0x01010000u; }  // of 16 bits: a a b b
+inline uint halves_at(uint x, uint y, uint which) { return which ? high_halves(x, y) : low_halves(x, y); }  // low ones for 0
 inline float low_half(uint x) { return float(as_type<half2>(x).x); }
+inline float high_half(uint x) { return float(as_type<half2>(x).y); }
+inline uint times_half(uint x, uint y, int which) {  // two f16 times one of another two
+  return as_type<uint>(as_type<half2>(x) * (which ? as_type<half2>(y).y : as_type<half2>(y).x));
+}
 inline float exp2_fast(float x) { return metal::fast::exp2(x); }
 inline uint opaque(uint x) { return x; }
 inline float times(float a, float b) { return a * b; }  // rounded before anything is added to it
