@@ -24,26 +24,38 @@ template <int TYPE_, int DIM_, int GROUP_, int SHIFT_> struct ValueLayout {
   enum : int { type = TYPE_, dim = DIM_, group = GROUP_, groups = DIM_ / GROUP_, slices = GROUP_ / 16, shift = SHIFT_, scales = has_scale(TYPE_) ? groups : 1 };
 };
 
-// Scales of this lane's two keys a tile, as two f16. Where a row has one, those of four neighbouring keys come together.
-template <class L, int KEY_TILES>
-inline void load_scales(const device half* scales, uint lane, thread uint (&scale)[KEY_TILES][L::scales]) {
-  const uint row = row_of(lane);
-  UNROLL for (int u = 0; u < KEY_TILES; ++u) {
-    if (L::scales == 1) {
-      const uint2 four = ((const device uint2*)scales)[uint(4 * u) + (row >> 1)];
-      scale[u][0] = halves_at(four.x, four.y, row & 1u);
-    } else {
-      const device ushort* of_key = (const device ushort*)scales + (key_of(row) + uint(16 * u)) * uint(L::scales);
-      UNROLL for (int g = 0; g < L::scales; ++g) scale[u][g] = low_halves(uint(of_key[g]), uint(of_key[2 * L::scales + g]));
+// Scales of this lane's two keys a tile, as they come from memory until they are needed: waiting for them would be
+// waiting for all of a step's loads. Where a row has one, those of four neighbouring keys come together.
+template <class L, int KEY_TILES> struct StepScales {
+  enum : int { words = (L::scales + 1) / 2 };
+  uint raw[KEY_TILES][2][words];
+
+  inline void load(const device half* scales, uint lane) {
+    const uint row = row_of(lane);
+    UNROLL for (int u = 0; u < KEY_TILES; ++u) {
+      if (L::scales == 1) {
+        const uint2 four = ((const device uint2*)scales)[uint(4 * u) + (row >> 1)];
+        raw[u][0][0] = four.x;
+        raw[u][1][0] = four.y;
+      } else {
+        UNROLL for (int e = 0; e < 2; ++e)
+          load_bytes<2 * L::scales, alignment_of(2 * L::scales)>((const device uchar*)(scales + (key_of(row) + uint(16 * u + 2 * e)) * uint(L::scales)), raw[u][e]);
+      }
     }
   }
-}
+
+  // Of group g, as two f16.
+  inline uint pair(int u, int g, uint lane) const {
+    if (L::scales == 1) return halves_at(raw[u][0][0], raw[u][1][0], row_of(lane) & 1u);
+    return g % 2 ? high_halves(raw[u][0][g / 2], raw[u][1][g / 2]) : low_halves(raw[u][0][g / 2], raw[u][1][g / 2]);
+  }
+};
 
 // K of a step: this lane's codes of its two keys a tile, and the keys' scales.
 template <class L, int KEY_TILES> struct StepKeys {
   uint low[KEY_TILES][2][L::groups][L::part::low_words];
   uint high[KEY_TILES][2][L::groups][L::part::high_words];
-  uint scale[KEY_TILES][L::scales];
+  StepScales<L, KEY_TILES> scales;
 
   template <bool CLAMPED> inline void load(StepRows<CLAMPED> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
@@ -53,7 +65,7 @@ template <class L, int KEY_TILES> struct StepKeys {
         UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, pair_of(lane), low[u][e][g], high[u][e][g]);
       }
     }
-    if (has_scale(L::type)) load_scales<L, KEY_TILES>(rows.scales, lane, scale);
+    if (has_scale(L::type)) scales.load(rows.scales, lane);
   }
 };
 
@@ -61,7 +73,7 @@ template <class L, int KEY_TILES> struct StepKeys {
 template <class L, int KEY_TILES, bool TILED> struct StepValues {
   uint low[KEY_TILES][4][L::groups][L::part::low_words];
   uint high[KEY_TILES][4][L::groups][L::part::high_words];
-  uint scale[KEY_TILES][L::scales];
+  StepScales<L, KEY_TILES> scales;
 
   template <bool CLAMPED> inline void load(StepRows<CLAMPED> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
@@ -70,7 +82,7 @@ template <class L, int KEY_TILES, bool TILED> struct StepValues {
         UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, row_of(lane), low[u][e][g], high[u][e][g]);
       }
     }
-    if (has_scale(L::type)) load_scales<L, KEY_TILES>(rows.scales, lane, scale);
+    if (has_scale(L::type)) scales.load(rows.scales, lane);
   }
 
   // The first factor of slice j: values 2 * j and 2 * j + 1 of the lane's part, of its four keys.
@@ -86,12 +98,12 @@ template <class L, int KEY_TILES, bool TILED> struct StepValues {
 template <class L, int KEY_TILES> struct StepValues<L, KEY_TILES, true> {
   typedef Tile<L::type, L::dim, L::group> tile;
   uint words[KEY_TILES][L::groups][tile::words];
-  uint scale[KEY_TILES][L::scales];
+  StepScales<L, KEY_TILES> scales;
 
   inline void load(StepRows<false> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u)
       UNROLL for (int g = 0; g < L::groups; ++g) tile::load(rows.codes + u * tile::tile_bytes, g, 4u * row_of(lane) + pair_of(lane), words[u][g]);
-    load_scales<L, KEY_TILES>(rows.scales, lane, scale);
+    scales.load(rows.scales, lane);
   }
 
   inline void factor(int u, int g, int j, SHARED_POINTER(uint) table, uint address, thread uint* a) const {
@@ -124,14 +136,15 @@ inline void score(const thread StepKeys<L, KEY_TILES>& keys, SHARED_POINTER(half
       }
     }
     if (last) {
-      UNROLL for (int u = 0; u < KEY_TILES; ++u)
+      UNROLL for (int u = 0; u < KEY_TILES; ++u) {
+        const uint of_keys = has_scale(L::type) ? keys.scales.pair(u, g, lane) : 0u;
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int i = 0; i < 4; ++i) {
-            const uint of_keys = has_scale(L::type) ? keys.scale[u][has_scale(L::type) ? g : 0] : 0u;
             const float scale = has_scale(L::type) ? (i < 2 ? low_half(of_keys) : high_half(of_keys)) * factor[t][i % 2] : factor[t][i % 2];
             const bool is_first = g == 0 || !has_scale(L::type);
             scores[u][t][i] = (is_first ? offset[t][i % 2] : scores[u][t][i]) + sums[u][t][i] * scale;
           }
+      }
     }
   }
 }
@@ -191,7 +204,7 @@ inline float column_sum(float v) {
 // Take a step's scores and values into the running softmax.
 template <class L, int TILES, int KEY_TILES, bool TILED, int SLICES>
 inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES, TILED>& v, SHARED_POINTER(uint) table,
-                 uint address, thread Running<SLICES, TILES>& running) {
+                 uint address, uint lane, thread Running<SLICES, TILES>& running) {
   float top[TILES][2];  // of this lane's scores
   bool moved = false;
   UNROLL for (int t = 0; t < TILES; ++t)
@@ -219,7 +232,7 @@ inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread
       UNROLL for (int g = 0; g < L::scales; ++g)
         UNROLL for (int e = 0; e < 2; ++e) {
           const uint packed = pack_halves(p[2 * e] * scale_factor(L::type), p[2 * e + 1] * scale_factor(L::type));
-          weights[g][t][e] = result_to_factor(has_scale(L::type) ? times_half(packed, v.scale[u][g], e) : packed);
+          weights[g][t][e] = result_to_factor(has_scale(L::type) ? times_half(packed, v.scales.pair(u, g, lane), e) : packed);
         }
     }
     UNROLL for (int g = 0; g < L::groups; ++g)

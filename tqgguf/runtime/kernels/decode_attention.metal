@@ -162,7 +162,7 @@
               if (key < n_prefix || column_position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
             }
       }
-      take<CodedV>(scores, values, table, v_address, running);
+      take<CodedV>(scores, values, table, v_address, lane, running);
     }
     write_sums<CodedV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
   } else {
@@ -190,7 +190,7 @@
             const uint row = first + key_of(row_of(lane)) + uint(16 * u + 2 * (i / 2)), key = in_prefix ? row : own_start + row;
             if (row >= count || key > column_position[t][i % 2] || column_position[t][i % 2] - key >= reach) scores[u][t][i] = -INFINITY;
           }
-      take<PlainV>(scores, values, table, v_address, running);
+      take<PlainV>(scores, values, table, v_address, lane, running);
     }
     write_sums<PlainV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
   }
