@@ -12,7 +12,10 @@ template <bool CLAMPED> struct StepRows {
   uint stride;  // bytes from row to row
   uint last;
 
-  inline const device uchar* row(uint i) const { return codes + (CLAMPED ? metal::min(i, last) : i) * stride; }
+  // Row i + ahead: added apart, so that a constant distance is part of a load.
+  inline const device uchar* row(uint i, uint ahead) const {
+    return CLAMPED ? codes + metal::min(i + ahead, last) * stride : codes + ulong(i * stride) + ulong(ahead * stride);
+  }
 };
 
 template <int TYPE_, int DIM_, int GROUP_, int SHIFT_> struct KeyLayout {
@@ -60,8 +63,7 @@ template <class L, int KEY_TILES> struct StepKeys {
   template <bool CLAMPED> inline void load(StepRows<CLAMPED> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
       UNROLL for (int e = 0; e < 2; ++e) {
-        const uint key = key_of(row_of(lane)) + uint(16 * u + 2 * e);
-        const device uchar* row = rows.row(key);
+        const device uchar* row = rows.row(key_of(row_of(lane)), uint(16 * u + 2 * e));
         UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, pair_of(lane), low[u][e][g], high[u][e][g]);
       }
     }
@@ -78,7 +80,7 @@ template <class L, int KEY_TILES, bool TILED> struct StepValues {
   template <bool CLAMPED> inline void load(StepRows<CLAMPED> rows, uint lane) {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
       UNROLL for (int e = 0; e < 4; ++e) {
-        const device uchar* row = rows.row(4u * pair_of(lane) + uint(16 * u + e));
+        const device uchar* row = rows.row(4u * pair_of(lane), uint(16 * u + e));
         UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, row_of(lane), low[u][e][g], high[u][e][g]);
       }
     }

@@ -55,19 +55,21 @@
   uint slot = BATCHED && is_coded && step < end ? uint(slots[step / steps_of_page]) : 0u;  // of the step's page
   const uint k_stride = K_TYPE == F16 ? n_heads * uint(CodedK::part::row_bytes) : uint(CodedK::part::row_bytes);
   const uint v_stride = V_TYPE == F16 ? n_heads * uint(CodedV::part::row_bytes) : uint(CodedV::part::row_bytes);
+  // Where a plane with `first` has the head's rows of the step.
 #define row_index(first) (((BATCHED ? slot : (first) + step / steps_of_page) * n_heads + head) * 128u + step % steps_of_page * uint(STEP))
-#define ROWS_OF(TYPE, codes, scales_plane, layout, stride, first)                                                                   \
+  uint k_row = row_index(k_first), v_row = row_index(v_first);
+#define ROWS_OF(TYPE, codes, scales_plane, layout, stride, first, row)                                                              \
   StepRows<false> {                                                                                                                  \
     (const device uchar*)codes + (TYPE == F16 ? ulong((first) * 128u + step * uint(STEP)) * ulong(stride) + head * uint(layout::part::row_bytes) \
-                                              : ulong(row_index(first)) * ulong(uint(layout::part::row_bytes))),                     \
-        (const device half*)scales_plane + (has_scale(TYPE) ? ulong(row_index(first)) * ulong(uint(layout::scales)) : ulong(0u)), stride, 0u \
+                                              : ulong(row) * ulong(uint(layout::part::row_bytes))),                     \
+        (const device half*)scales_plane + (has_scale(TYPE) ? ulong(row) * ulong(uint(layout::scales)) : ulong(0u)), stride, 0u \
   }
   StepKeys<CodedK, KEY_TILES> keys;
   StepKeys<PlainK, 1> means_of_lane;
   uint means_page = step / steps_of_page;  // pages since first_page
   const device half* means = (const device half*)page_means + ((BATCHED ? 0u : k_first * n_heads) + head) * uint(K_DIM);
   if (is_coded && step < end) {
-    keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
+    keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first, k_row), lane);
     if (CENTRED) load_means<PlainK, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
   }
 
@@ -134,7 +136,7 @@
     StepValues<CodedV, KEY_TILES, V_TILED> values;
     for (; step < end;) {
       const uint next_slot = BATCHED && step + uint(SIMDGROUPS) < end ? uint(slots[(step + uint(SIMDGROUPS)) / steps_of_page]) : 0u;
-      values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first), lane);
+      values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
       if (CENTRED && step / steps_of_page != page) {
         page = step / steps_of_page;
         if (page >= means_page + 16u) {
@@ -153,7 +155,14 @@
       const uint first_key = first_page * 128u + step * uint(STEP);
       step += uint(SIMDGROUPS);
       slot = next_slot;
-      if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first), lane);
+      if (!BATCHED && uint(SIMDGROUPS) % steps_of_page == 0u) {  // whole pages on
+        k_row += uint(SIMDGROUPS) / steps_of_page * n_heads * 128u;
+        v_row += uint(SIMDGROUPS) / steps_of_page * n_heads * 128u;
+      } else {
+        k_row = row_index(k_first);
+        v_row = row_index(v_first);
+      }
+      if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first, k_row), lane);
       if (first_key < all_see) {
         UNROLL for (int u = 0; u < KEY_TILES; ++u)
           UNROLL for (int t = 0; t < TILES; ++t)
