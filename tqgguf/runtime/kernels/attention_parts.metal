@@ -151,12 +151,12 @@ inline void score(const thread StepKeys<L, KEY_TILES>& keys, SHARED_POINTER(half
   }
 }
 
-// Sixteen pages' means as if they were keys: pages first .. first + 15, those after `last` as `last`. stride: values.
+// Sixteen pages' means as if they were keys: row i of the product is page first + i * EVERY, or `last`. stride: values.
 // PAGED: page i lies in slots[i].
-template <class L, bool PAGED>
+template <class L, int EVERY, bool PAGED>
 inline void load_means(const device half* means, const device int* slots, uint stride, uint first, uint last, uint lane, thread StepKeys<L, 1>& keys) {
   UNROLL for (int e = 0; e < 2; ++e) {
-    const uint page = metal::min(first + key_of(row_of(lane)) + uint(2 * e), last);
+    const uint page = metal::min(first + (row_of(lane) + uint(8 * e)) * uint(EVERY), last);
     const device uchar* row = (const device uchar*)(means + (PAGED ? uint(slots[page]) : page) * stride);
     UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, pair_of(lane), keys.low[0][e][g], keys.high[0][e][g]);
   }

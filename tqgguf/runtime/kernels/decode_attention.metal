@@ -65,12 +65,13 @@
         (const device half*)scales_plane + (has_scale(TYPE) ? ulong(row) * ulong(uint(layout::scales)) : ulong(0u)), stride, 0u \
   }
   StepKeys<CodedK, KEY_TILES> keys;
+  constexpr int PAGES_ON = larger(1, SIMDGROUPS * STEP / 128);  // from page to page of a simdgroup
   StepKeys<PlainK, 1> means_of_lane;
   uint means_page = step / steps_of_page;  // pages since first_page
   const device half* means = (const device half*)page_means + ((BATCHED ? 0u : k_first * n_heads) + head) * uint(K_DIM);
   if (is_coded && step < end) {
     keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first, k_row), lane);
-    if (CENTRED) load_means<PlainK, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
+    if (CENTRED) load_means<PlainK, PAGES_ON, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
   }
 
   // Queries: in original axes brought below 2 by a power of two (so that f16 queries stay exact), and as blocks have them.
@@ -127,7 +128,6 @@
     const uint last_position = offset + n_rows - 1u;
     const uint all_see = metal::max(n_prefix, last_position >= reach ? last_position - reach + 1u : 0u);
     float page_offset[TILES][2], mean_products[1][TILES][4];  // q . mean of this page, and of sixteen pages
-    uint page = 0xffffffffu;
     UNROLL for (int t = 0; t < TILES; ++t)
       UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = 0.0f;
 
@@ -137,18 +137,18 @@
     for (; step < end;) {
       const uint next_slot = BATCHED && step + uint(SIMDGROUPS) < end ? uint(slots[(step + uint(SIMDGROUPS)) / steps_of_page]) : 0u;
       values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
-      if (CENTRED && step / steps_of_page != page) {
-        page = step / steps_of_page;
-        if (page >= means_page + 16u) {
-          means_page = page;
+      if (CENTRED) {
+        uint i = (step / steps_of_page - means_page) / uint(PAGES_ON);
+        if (i >= 16u) {
+          means_page = step / steps_of_page;
+          i = 0u;
           StepKeys<PlainK, 1> next_means;
-          load_means<PlainK, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, next_means);
+          load_means<PlainK, PAGES_ON, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, next_means);
           score<PlainK, TILES, 1>(next_means, plain_query, plain_factor, nothing, table, k_address, lane, mean_products);
         }
-        const uint i = page - means_page;  // key_of(row) + 2 * e == i
-        const uint source = lane_at(2u * (i >> 2) + (i & 1u), pair_of(lane));
+        const uint source = lane_at(i & 7u, pair_of(lane));
         UNROLL for (int t = 0; t < TILES; ++t)
-          UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle((i & 2u) ? mean_products[0][t][e + 2] : mean_products[0][t][e], ushort(source));
+          UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle(i < 8u ? mean_products[0][t][e] : mean_products[0][t][e + 2], ushort(source));
       }
       float scores[KEY_TILES][TILES][4];
       score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
