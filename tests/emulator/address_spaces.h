@@ -23,7 +23,7 @@ typedef uint uint4 __attribute__((ext_vector_type(4)));
 #define INFINITY __builtin_inff()
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define SHARED(T, name, n) static threadgroup T name[n]
-#define SHARED_ALIGNED(T, name, n, alignment) SHARED(T, name, n)
+#define SHARED_AT_LAUNCH(T, name, n) SHARED(T, name, n)
 #define SHARED_POINTER(T) threadgroup T*
 
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
@@ -51,13 +51,17 @@ uint pack_halves(float, float);
 uint low_halves(uint, uint);
 uint high_halves(uint, uint);
 uint double_bytes(uint);
+uint halves_at(uint, uint, uint);
 float low_half(uint);
+float high_half(uint);
+uint times_half(uint, uint, int);
 float exp2_fast(float);
 uint opaque(uint);
 float times(float, float);
 float multiply_add(float, float, float);
 uint table_address(threadgroup uint*, uint);
 uint table_read(threadgroup uint*, uint);
+uint table_read_row(threadgroup uint*, uint, int, uint);
 void fill_four(threadgroup uint*, uint, uint);
 uint row_of(uint);
 uint pair_of(uint);

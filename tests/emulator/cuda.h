@@ -30,7 +30,7 @@ uint3 make_uint3(unsigned, unsigned, unsigned);
 uint4 make_uint4(unsigned, unsigned, unsigned, unsigned);
 extern const uint3 blockIdx, gridDim, threadIdx, blockDim;
 #define __global__
-#define __shared__ static
+#define __shared__
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __forceinline__ inline
@@ -42,7 +42,15 @@ int __any_sync(unsigned, int);
 unsigned __byte_perm(unsigned, unsigned, unsigned);
 float __int_as_float(int);
 float __half2float(__half);
-__half __ushort_as_half(unsigned short);
+struct __half2 {
+  __half x, y;
+};
+float __low2float(__half2);
+float __high2float(__half2);
+__half2 __low2half2(__half2);
+__half2 __high2half2(__half2);
+__half2 __hmul2(__half2, __half2);
+void __trap();
 size_t __cvta_generic_to_shared(const void*);
 void* __cvta_shared_to_generic(size_t);
 extern "C" void* memcpy(void*, const void*, size_t);

@@ -35,6 +35,9 @@ inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c);
 
 inline uint table_address(emulator::Shared<uint>, uint bytes) { return bytes; }
 inline uint table_read(emulator::Shared<uint> table, uint address) { return table[address / 4]; }
+inline uint table_read_row(emulator::Shared<uint> table, uint word, int byte, uint address) {
+  return table_read(table, (((word >> (8 * byte)) & 255u) << 8) | address);
+}
 inline void fill_four(emulator::Shared<uint> table, uint i, uint word) {
   for (uint k = 0; k < 4; ++k) table[i + k] = word;
 }

@@ -1,10 +1,14 @@
-// Threadgroup memory: within bounds, poisoned until it is written, within Metal's limit, and free of races.
+// Threadgroup memory: within bounds, poisoned until it is written, within Metal's limit (or CUDA's, two on a processor), and free of races.
 #pragma once
 #include "threadgroup.h"
 
 namespace emulator {
 
+#ifdef CUDA_ELEMENTS
+constexpr size_t SHARED_LIMIT = 112 * 1024;
+#else
 constexpr size_t SHARED_LIMIT = 32 * 1024;
+#endif
 
 // Who touched an element last. Two accesses are ordered if a threadgroup barrier lies between them, or a simdgroup barrier
 // and both threads are of one simdgroup, or one thread made both.
@@ -130,5 +134,5 @@ template <class T> class Shared {
 #define SHARED(T, name, n)             \
   static const char shared_key_##name = 0; \
   const emulator::Shared<T> name(emulator::shared_memory().get(&shared_key_##name, #name, (n), sizeof(T)), #name)
-#define SHARED_ALIGNED(T, name, n, alignment) SHARED(T, name, n)
+#define SHARED_AT_LAUNCH(T, name, n) SHARED(T, name, n)
 #define SHARED_POINTER(T) emulator::Shared<T>

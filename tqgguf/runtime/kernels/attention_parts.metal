@@ -109,7 +109,7 @@ template <class L, int KEY_TILES> struct StepValues<L, KEY_TILES, true> {
   }
 
   inline void factor(int u, int g, int j, SHARED_POINTER(uint) table, uint address, thread uint* a) const {
-    UNROLL for (int i = 0; i < 4; ++i) a[i] = table_read(table, tile::template entry<L::shift>(words[u][g], 4 * j + i) | address);
+    UNROLL for (int i = 0; i < 4; ++i) a[i] = tile::template values<L::shift>(words[u][g], 4 * j + i, table, address);
   }
 };
 

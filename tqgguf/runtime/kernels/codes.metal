@@ -57,6 +57,14 @@ inline uint field(uint word, int from, int width, int to) {
   return moved & (((1u << width) - 1u) << to);
 }
 
+// What a table of pairs of values has for WIDTH bits of a word. Entries lie 1 << SHIFT bytes apart; or, with ROW_SHIFT, one
+// byte of the word makes an address, and the table has an entry for whatever is in the byte beside those bits.
+constexpr int ROW_SHIFT = 8, ROW_WORDS = 64, ROW_COPIES = 32;
+template <int WIDTH, int SHIFT> inline uint look_up(uint word, int from, SHARED_POINTER(uint) table, uint address) {
+  if (SHIFT == ROW_SHIFT) return table_read_row(table, word >> (from % 8), from / 8, address);
+  return table_read(table, field(word, from, WIDTH, SHIFT) | address);
+}
+
 // One lane's part of a group: GROUP / PARTS values of one row, read as pairs.
 template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
   enum : int {
@@ -105,9 +113,9 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
       const uint two = low_codes[i / 2] >> (16 * (i % 2));
       return pack_halves(float(int(two << 24) >> 24) * 0.0625f, float(int(two << 16) >> 24) * 0.0625f);
     }
-    const int width = 2 * low_bits(TYPE);
-    if (high_bits(TYPE)) return table_read(table, field(i % 2 ? high_codes[i / 8] : low_codes[i / 8], i % 8 / 2 * 8, width + 2, shift) | address);
-    return table_read(table, field(low_codes[i * width / 32], i * width % 32, width, shift) | address);
+    constexpr int width = 2 * low_bits(TYPE);
+    if (high_bits(TYPE)) return look_up<width + 2, shift>(i % 2 ? high_codes[i / 8] : low_codes[i / 8], i % 8 / 2 * 8, table, address);
+    return look_up<width, shift>(low_codes[i * width / 32], i * width % 32, table, address);
   }
 
   // Which value of the group element e of pair i is. A byte of q4_0 holds values j and j + 16.
@@ -122,7 +130,8 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
 // V's codes in tiles of 16 tokens, as lanes read them: lane (row, pair), at slot 4 * row + pair, has GROUP / 8 values, those
 // from row * GROUP / 8 on, of tokens 4 * pair .. + 3. Its words lie together with the other lanes', four at a time, then two,
 // then one. They hold pairs of codes as entries of a table of values: pair 4 * j + 2 * f + d is value 2 * j + d of tokens
-// 2 * f and 2 * f + 1. Six bits go five times into a word; the sixteenth pair is in the words' two highest bits.
+// 2 * f and 2 * f + 1. Six bits go into a byte; of sixteen pairs in three words, the last four are in the two highest bits of
+// the others' bytes, two bits in each word.
 template <int TYPE, int DIM, int GROUP> struct Tile {
   enum : int {
     bits = low_bits(TYPE) + high_bits(TYPE),
@@ -132,7 +141,8 @@ template <int TYPE, int DIM, int GROUP> struct Tile {
     group_words = 32 * words,      // of a tile
     tile_bytes = 4 * groups * group_words,
     fours = words / 4 * 4,
-    per_word = 32 / width          // whole pairs
+    spacing = width == 6 ? 8 : width,
+    per_word = 32 / spacing        // whole pairs
   };
 
   // Where word w of a slot lies in its group.
@@ -146,22 +156,18 @@ template <int TYPE, int DIM, int GROUP> struct Tile {
     if (words % 4 >= 2) load_bytes<8, 8>((const device uchar*)(p + place(slot, uint(fours))), w + fours);
     if (words % 2) w[words - 1] = p[place(slot, uint(words - 1))];
   }
-  // Pair i of a lane's words, its entry moved to bit `shift`.
-  template <int shift> static inline uint entry(const thread uint* w, int i) {
-    if (width != 6) return field(w[i / per_word], i % per_word * width, width, shift);
+  // Pair i of a lane's words.
+  template <int shift> static inline uint values(const thread uint* w, int i, SHARED_POINTER(uint) table, uint address) {
+    if (width != 6) return look_up<width, shift>(w[i / per_word], i % per_word * width, table, address);
     const int first = i / 16 * 3;
-    if (i % 16 < 15) return field(w[first + i % 16 / 5], i % 16 % 5 * 6, 6, shift);
-    return field(w[first], 30, 2, shift) | field(w[first + (words > 2)], 30, 2, shift + 2) | field(w[first + 2 * (words > 2)], 30, 2, shift + 4);
+    if (i % 16 < 12) return look_up<6, shift>(w[first + i % 16 / 4], i % 4 * 8, table, address);
+    return look_up<6, shift>(last_four(w + first), i % 4 * 8, table, address);
+  }
+  // Of three words, whose bytes have six bits each: what their two highest bits make.
+  static inline uint last_four(const thread uint* w) {
+    return ((w[0] >> 6) & 0x03030303u) | ((w[words > 2 ? 1 : 0] >> 4) & 0x0c0c0c0cu) | ((w[words > 2 ? 2 : 0] >> 2) & 0x30303030u);
   }
 };
-
-// The same of a group's words in memory, for one pair of a slot.
-template <class tile> inline uint tile_entry(const device uint* words, uint slot, uint pair) {
-  if (tile::width != 6) return (words[tile::place(slot, pair / uint(tile::per_word))] >> (pair % uint(tile::per_word) * uint(tile::width))) & ((1u << tile::width) - 1u);
-  const uint first = pair / 16u * 3u, in_block = pair % 16u;
-  if (in_block < 15u) return (words[tile::place(slot, first + in_block / 5u)] >> (in_block % 5u * 6u)) & 63u;
-  return (words[tile::place(slot, first)] >> 30) | ((words[tile::place(slot, first + 1u)] >> 30) << 2) | ((words[tile::place(slot, first + 2u)] >> 30) << 4);
-}
 
 // The entry of a table that stands for two codes.
 template <int TYPE> inline uint entry_of_codes(uint first, uint second) {
@@ -179,9 +185,17 @@ template <int TYPE> inline uint code_of_entry(uint entry, int element) {
   return code;
 }
 
-// Fill a table of f16 pairs with COPIES of each entry, so that lanes can read from banks of their own.
+// Fill a table of f16 pairs with COPIES of each entry, so that lanes can read from banks of their own. ROWS: for ROW_SHIFT.
 // book: the value of every code, 16 of them.
-template <int TYPE, int COPIES, int THREADS> inline void fill_table(SHARED_POINTER(uint) table, const device float* book, uint thread_index) {
+template <int TYPE, int COPIES, int THREADS, bool ROWS> inline void fill_table(SHARED_POINTER(uint) table, const device float* book, uint thread_index) {
+  if (ROWS) {
+    for (uint row = thread_index; row < 256u; row += uint(THREADS)) {
+      const uint entry = row % uint(table_entries(TYPE)), word = pack_halves(book[code_of_entry<TYPE>(entry, 0)], book[code_of_entry<TYPE>(entry, 1)]);
+      UNROLL for (uint i = 0; i < uint(ROW_COPIES / 4); ++i)  // lanes begin in banks of their own
+        fill_four(table, row * uint(ROW_WORDS) + (i + thread_index) % uint(ROW_COPIES / 4) * 4u, word);
+    }
+    return;
+  }
   for (uint i = thread_index; i < uint(table_entries(TYPE) * COPIES / 4); i += uint(THREADS)) {
     const uint entry = i / uint(COPIES / 4);
     fill_four(table, 4u * i, pack_halves(book[code_of_entry<TYPE>(entry, 0)], book[code_of_entry<TYPE>(entry, 1)]));

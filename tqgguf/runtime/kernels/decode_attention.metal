@@ -9,17 +9,18 @@
   using namespace tq;
   constexpr int STEP = 16 * KEY_TILES;
   constexpr int SLICES = V_DIM / 16;
-  constexpr int K_SHIFT = log2_of(K_COPIES) + 2, V_SHIFT = log2_of(V_COPIES) + 2;
+  constexpr int K_SHIFT = TABLE_ROWS ? ROW_SHIFT : log2_of(K_COPIES) + 2, V_SHIFT = TABLE_ROWS ? ROW_SHIFT : log2_of(V_COPIES) + 2;
   constexpr int K_TABLE = table_entries(K_TYPE) * K_COPIES;
   constexpr int V_TABLE = ONE_TABLE ? 0 : table_entries(V_TYPE) * V_COPIES;
-  constexpr int BIG_TABLE = larger(larger(K_TABLE, V_TABLE), 4);  // the larger one lies first: both are aligned to their size
-  constexpr int K_START = V_TABLE > K_TABLE ? V_TABLE : 0, V_START = ONE_TABLE || V_TABLE > K_TABLE ? 0 : K_TABLE;
-  constexpr int ROOM = larger(K_TABLE + V_TABLE, larger(SIMDGROUPS * 32, 2048));
+  // The larger table lies first: both are aligned to their size. Or they share rows.
+  constexpr int K_START = V_TABLE > K_TABLE && !TABLE_ROWS ? V_TABLE : 0;
+  constexpr int V_START = ONE_TABLE ? 0 : TABLE_ROWS ? ROW_COPIES : V_TABLE > K_TABLE ? 0 : K_TABLE;
+  constexpr int ROOM = larger(TABLE_ROWS ? 256 * ROW_WORDS : K_TABLE + V_TABLE, larger(SIMDGROUPS * 32, 2048));
   typedef KeyLayout<K_TYPE, K_DIM, K_GROUP, K_SHIFT> CodedK;
   typedef ValueLayout<V_TYPE, V_DIM, V_GROUP, V_SHIFT> CodedV;
   typedef KeyLayout<F16, K_DIM, 32, 2> PlainK;
   typedef ValueLayout<F16, V_DIM, 32, 2> PlainV;
-  SHARED_ALIGNED(uint, table, ROOM, 4 * BIG_TABLE);
+  SHARED_AT_LAUNCH(uint, table, ROOM);
   SHARED(half, coded_query, 8 * TILES * K_DIM);
   SHARED(half, plain_query, 8 * TILES * K_DIM);
   SHARED(float, column_factors, 2 * 8 * TILES);
@@ -102,8 +103,8 @@
       column_factors[uint(8 * TILES) + c] = power * coded_power * scale * scale_factor(K_TYPE);
     }
   }
-  if (has_table(K_TYPE)) fill_table<K_TYPE, K_COPIES, 32 * SIMDGROUPS>(table + K_START, k_book, thread_index_in_threadgroup);
-  if (has_table(V_TYPE) && !ONE_TABLE) fill_table<V_TYPE, V_COPIES, 32 * SIMDGROUPS>(table + V_START, v_book, thread_index_in_threadgroup);
+  if (has_table(K_TYPE)) fill_table<K_TYPE, K_COPIES, 32 * SIMDGROUPS, TABLE_ROWS>(table + K_START, k_book, thread_index_in_threadgroup);
+  if (has_table(V_TYPE) && !ONE_TABLE) fill_table<V_TYPE, V_COPIES, 32 * SIMDGROUPS, TABLE_ROWS>(table + V_START, v_book, thread_index_in_threadgroup);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint k_address = opaque(table_address(table, uint(4 * K_START) + ((lane & uint(K_COPIES - 1)) << 2)));
   const uint v_address = opaque(table_address(table, uint(4 * V_START) + ((lane & uint(V_COPIES - 1)) << 2)));

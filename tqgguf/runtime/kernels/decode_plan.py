@@ -97,6 +97,7 @@ def plan_for(
         "K_COPIES": geometry.k_copies,
         "V_COPIES": geometry.v_copies,
         "ONE_TABLE": geometry.one_table,
+        "TABLE_ROWS": geometry.table_rows,
         "CENTRED": centred,
         "SCALED": scaled,
         "V_TILED": tiled,
@@ -138,7 +139,7 @@ def calls_for(
     attention = launcher.prepare(
         ATTENTION,
         plan.template,
-        Threads((n_coded + 1, n_kv_heads, plan.n_chunks), walk.simdgroups, walk.resident),
+        Threads((n_coded + 1, n_kv_heads, plan.n_chunks), walk.simdgroups, walk.resident, plan.geometry.at_launch),
         [((*shape, plan.v_dim), mx.float32), ((*shape, 2), mx.float32)],
     )
     merge = launcher.prepare(

@@ -126,14 +126,13 @@
       const uint w = i % uint(tile::words), part = i / uint(tile::words) % 8u, group = i / uint(8 * tile::words);
       const uint first = at + group * uint(GROUP) + part * uint(GROUP / 8);
       uint word = 0u;
-      const uint block = tile::width == 6 ? w / 3u * 16u : 0u, pairs_before = tile::width == 6 ? block + w % 3u * 5u : w * uint(tile::per_word);
+      const uint block = tile::width == 6 ? w / 3u * 16u : 0u, pairs_before = tile::width == 6 ? block + w % 3u * 4u : w * uint(tile::per_word);
       for (uint k = 0; k < uint(tile::per_word); ++k) {
-        const uint pair = pairs_before + k, four = uint(staged[first + pair / 4u * 2u + pair % 2u]) >> (16u * (pair / 2u % 2u));
-        word |= entry_of_codes<TYPE>(four & 255u, (four >> 8) & 255u) << (uint(tile::width) * k);
-      }
-      if (tile::width == 6) {
-        const uint four = uint(staged[first + (block + 15u) / 4u * 2u + 1u]) >> 16;
-        word |= ((entry_of_codes<TYPE>(four & 255u, (four >> 8) & 255u) >> (2u * (w % 3u))) & 3u) << 30;
+        for (uint rest = 0; rest < (tile::width == 6 ? 2u : 1u); ++rest) {  // then two bits of one of the last four pairs
+          const uint pair = rest ? block + 12u + k : pairs_before + k, four = uint(staged[first + pair / 4u * 2u + pair % 2u]) >> (16u * (pair / 2u % 2u));
+          const uint entry = entry_of_codes<TYPE>(four & 255u, (four >> 8) & 255u);
+          word |= (rest ? ((entry >> (2u * (w % 3u))) & 3u) << 6 : entry) << (uint(tile::spacing) * k);
+        }
       }
       words[group * uint(tile::group_words) + tile::place(4u * part + turn / 4u % 4u, w)] = word;
     }

@@ -27,12 +27,12 @@ class Walk:
 @dataclass(frozen=True)
 class Family:
     """threadgroups: of decode attention in all, so that all run at once. shared_bytes: threadgroup memory that a
-    kernel may declare. slack: whether tables cost their own size once more, because their alignment is made at run
-    time. walks: by the most values (head size times tiles of query columns) that they are for."""
+    kernel may have. table_rows: whether tables of pairs have a row of 256 bytes for every byte of codes, so that an
+    address is one instruction. walks: by the most values (head size times tiles of query columns) that they are for."""
 
     threadgroups: int
     shared_bytes: int
-    slack: bool
+    table_rows: bool
     walks: tuple[tuple[int, Walk], ...]
     encode_simdgroups: int
     decode_simdgroups: int
@@ -42,22 +42,27 @@ class Family:
 _ANY = 1 << 30
 FAMILIES = {
     "metal": Family(128, 32768, False, ((128, Walk(4, 2, 0)), (256, Walk(4, 1, 0)), (_ANY, Walk(2, 1, 0))), 8, 8, 4),
-    "cuda": Family(264, 49152, True, ((128, Walk(8, 2, 2)), (256, Walk(4, 1, 3)), (_ANY, Walk(4, 1, 2))), 16, 8, 8),
+    "cuda": Family(264, 114688, True, ((128, Walk(8, 2, 2)), (256, Walk(4, 1, 3)), (_ANY, Walk(4, 1, 2))), 16, 8, 8),
 }
 _MOST_VALUES = 256  # head size times tiles of columns, while more than one tile is taken at a time
 _MOST_COPIES = {2: 32, 3: 32, 4: 16}  # of a table for codes of that many bits: a bank for each lane, or for two
 _LEAST_COPIES = 4  # a table is filled four words at a time
+_ROWS_BYTES = 256 * 256
+_ROW_COPIES = 32
 
 
 @dataclass(frozen=True)
 class DecodeGeometry:
-    """column_tiles: tiles of 8 query columns that a threadgroup takes. copies: of K's and V's table."""
+    """column_tiles: tiles of 8 query columns that a threadgroup takes. copies: of K's and V's table. table_rows: as
+    `Family` says, for types that have tables. at_launch: as `launch.Threads` says; the latter bytes are the tables'."""
 
     column_tiles: int
     walk: Walk
     k_copies: int
     v_copies: int
     one_table: bool
+    table_rows: bool
+    at_launch: tuple[int, int]
 
 
 def decode_geometry(family: Family, k: Codec, v: Codec, n_columns: int) -> DecodeGeometry:
@@ -70,22 +75,21 @@ def decode_geometry(family: Family, k: Codec, v: Codec, n_columns: int) -> Decod
     one_table = bits_of(k) == bits_of(v) > 0 and k.cache_type == v.cache_type and k.block_size == v.block_size
     columns = COLUMNS_OF_A_TILE * tiles
     fixed = columns * k.head_dim * 2 * 2 + columns * 4 * 2 * (1 + walk.simdgroups)
+    if family.table_rows and (bits_of(k) or bits_of(v)):
+        return DecodeGeometry(tiles, walk, _ROW_COPIES, _ROW_COPIES, one_table, True, (fixed, _ROWS_BYTES))
     copies = [_MOST_COPIES.get(bits_of(codec), _LEAST_COPIES) for codec in (k, v)]
-    while (
-        fixed + _table_bytes(family, k, v, copies, one_table, walk) > family.shared_bytes
-        and max(copies) > _LEAST_COPIES
-    ):
+    while fixed + _table_bytes(k, v, copies, one_table, walk) > family.shared_bytes and max(copies) > _LEAST_COPIES:
         copies = [max(_LEAST_COPIES, n // 2) for n in copies]
-    return DecodeGeometry(tiles, walk, copies[0], copies[1], one_table)
+    tables = _table_bytes(k, v, copies, one_table, walk)
+    return DecodeGeometry(tiles, walk, copies[0], copies[1], one_table, False, (fixed, tables))
 
 
-def _table_bytes(family: Family, k: Codec, v: Codec, copies: list[int], one_table: bool, walk: Walk) -> int:
+def _table_bytes(k: Codec, v: Codec, copies: list[int], one_table: bool, walk: Walk) -> int:
     """Bytes that decode_attention.metal declares for its tables, which the sums of simdgroups pass through too."""
     sizes = [4 * n << 2 * bits_of(codec) if bits_of(codec) else 0 for codec, n in zip((k, v), copies, strict=True)]
     if one_table:
         sizes[1] = 0
-    room = max(sum(sizes), 4 * SUMS_WORDS, 4 * 32 * walk.simdgroups)
-    return room + (max(*sizes, 16) if family.slack else 0)
+    return max(sum(sizes), 4 * SUMS_WORDS, 4 * 32 * walk.simdgroups)
 
 
 SUMS_WORDS = 2048  # that sums pass through at a time, at least: ROOM in decode_attention.metal

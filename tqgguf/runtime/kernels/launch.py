@@ -62,6 +62,9 @@ class Threads:
     simdgroups: int
     resident: int = 0
     """CUDA only: the compiler keeps registers so low that this many fit; 0 leaves it to the compiler."""
+    at_launch: tuple[int, int] = (0, 0)
+    """CUDA only: bytes of threadgroup memory that the text declares, exactly, and of what it has as
+    SHARED_AT_LAUNCH."""
 
 
 Shapes = Sequence[tuple[int, ...]]
@@ -142,7 +145,7 @@ class MlxLauncher(Launcher):
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> Call:
         if self.family == "cuda":
-            made, template = cuda_kernel(kernel, template, threads.simdgroups, threads.resident), ()
+            made, template = cuda_kernel(kernel, template, threads.simdgroups, threads.resident, threads.at_launch), ()
         else:
             made, template = metal_kernel(kernel), (*template, ("SIMDGROUPS", threads.simdgroups))
         arguments = call_arguments(template, threads, outputs)
@@ -178,11 +181,13 @@ def metal_kernel(kernel: Kernel) -> Any:
 
 
 @lru_cache(maxsize=256)
-def cuda_kernel(kernel: Kernel, template: Template, simdgroups: int, resident: int) -> Any:
+def cuda_kernel(kernel: Kernel, template: Template, simdgroups: int, resident: int, at_launch: tuple[int, int]) -> Any:
     """MLX's CUDA kernel, its constants in its text: handing them over costs more than all else of a call."""
     header, body = kernel.includes("cuda")
     constants = "".join(_cuda_constant(name, value) for name, value in (*template, ("SIMDGROUPS", simdgroups)))
-    return mx.fast.cuda_kernel(*_signature(kernel), body, _launch_bounds(simdgroups, resident) + header + constants)
+    before = _launch_bounds(simdgroups, resident) + _shared_place(*at_launch)
+    text = body, before + header + constants
+    return mx.fast.cuda_kernel(*_signature(kernel), *text, shared_memory=shared_memory(at_launch))
 
 
 def _signature(kernel: Kernel) -> tuple[str, list[str], list[str]]:
@@ -204,6 +209,19 @@ def _launch_bounds(simdgroups: int, resident: int) -> str:
         return ""
     bounds = f"__launch_bounds__({SIMD_LANES * simdgroups}, {resident})"
     return f"#undef __global__\n#define __global__ __attribute__((global)) {bounds}\n"
+
+
+_RESERVED = 1024
+"""Bytes of shared memory that CUDA keeps before what a kernel declares (none on old devices)."""
+
+
+def shared_memory(at_launch: tuple[int, int]) -> int:
+    """Bytes to ask for at a launch: what begins at SHARED_PLACE may begin up to _RESERVED after what is given."""
+    return at_launch[1] + _RESERVED if at_launch[1] else 0
+
+
+def _shared_place(declared: int, given: int) -> str:
+    return f"#define SHARED_PLACE {_RESERVED + declared}\n" if given else ""
 
 
 def _include(name: str) -> str:

@@ -65,14 +65,10 @@ template <int TYPE, int DIM, int GROUP> inline void codes_of_tile(const device u
   UNROLL for (int i = 0; i < 4; ++i) {
     uint two = 0u;
     if (tile::bits == 3) {
-      const uint last = (w[0] >> 30) | (w[1 % tile::bits] >> 30) << 2 | (w[2 % tile::bits] >> 30) << 4;
-      if (i == 0) two = w[0] >> (12u * second);
-      if (i == 1) two = second ? w[1 % tile::bits] >> 6 : (w[0] >> 24 & 63u) | w[1 % tile::bits] << 6;
-      if (i == 2) two = second ? w[2 % tile::bits] : w[1 % tile::bits] >> 18;
-      if (i == 3) two = second ? (w[2 % tile::bits] >> 24 & 63u) | last << 6 : w[2 % tile::bits] >> 12;
+      two = (i < 3 ? w[i % tile::bits] : tile::last_four(w)) >> (16u * second);
       const uint low = two >> (2u * element), high = two >> (2u + element);
       found[2 * i] = (low & 3u) | (high & 4u);
-      found[2 * i + 1] = (low >> 6 & 3u) | (high >> 6 & 4u);
+      found[2 * i + 1] = (low >> 8 & 3u) | (high >> 8 & 4u);
     } else {
       constexpr uint width = uint(tile::width), mask = (1u << tile::bits) - 1u;
       two = w[i * tile::bits / 4] >> ((uint(i * 4 % tile::per_word) + 2u * second) * width + element * uint(tile::bits));

@@ -13,10 +13,15 @@ typedef __nv_bfloat16 bfloat;
 #define threadgroup
 #define UNROLL _Pragma("unroll")
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
-// ptxas ignores alignments beyond where shared memory starts (1 KB), so the address is rounded up here.
-#define SHARED_ALIGNED(T, name, n, alignment)                        \
-  __shared__ __align__(16) T name##_raw[(n) + (alignment) / sizeof(T)]; \
-  T* const name = (T*)__cvta_shared_to_generic(((uint)__cvta_generic_to_shared(name##_raw) + (alignment) - 1) & ~uint((alignment) - 1))
+// What the launch gives: more than the 48 KB that can be declared. It lies behind what is declared, at SHARED_PLACE (launch.py):
+// a constant, so that it is part of a read instead of being added to every address; never elsewhere unnoticed.
+#ifndef SHARED_PLACE
+#define SHARED_PLACE 0
+#endif
+#define SHARED_AT_LAUNCH(T, name, n)                                                \
+  extern __shared__ __align__(16) uint shared_at_launch[];                           \
+  if (SHARED_PLACE - (uint)__cvta_generic_to_shared(shared_at_launch) > 1024u) __trap(); \
+  T* const name = (T*)__cvta_shared_to_generic(SHARED_PLACE)
 #define SHARED_POINTER(T) T*
 
 #define threadgroup_position_in_grid (make_uint3(blockIdx.x, blockIdx.y, blockIdx.z))
@@ -91,8 +96,16 @@ __forceinline__ uint opaque(uint x) {
   return x;
 }
 
-__forceinline__ uint table_address(uint* table, uint bytes) { return (uint)__cvta_generic_to_shared(table) + bytes; }
-__forceinline__ uint table_read(uint* table, uint address) { return *(const uint*)__cvta_shared_to_generic(address); }
+__forceinline__ uint table_address(uint* table, uint bytes) { return bytes; }
+__forceinline__ uint table_read(uint* table, uint address) {
+  uint word;
+  asm("ld.shared.u32 %0, [%1 + %2];" : "=r"(word) : "r"(address), "n"(SHARED_PLACE));
+  return word;
+}
+// At the row of 256 bytes that a byte of a word says; address: within the row.
+__forceinline__ uint table_read_row(uint* table, uint word, int byte, uint address) {
+  return table_read(table, __byte_perm(word, address, 0x7604u + 16u * byte));
+}
 __forceinline__ void fill_four(uint* table, uint i, uint word) { *(uint4*)(table + i) = make_uint4(word, word, word, word); }
 
 // Elements as the tensor cores' m16n8k16 has them. A second factor's lane holds two neighbours down a column.

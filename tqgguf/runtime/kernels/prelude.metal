@@ -2,7 +2,7 @@
 #include <metal_simdgroup_matrix>
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define SHARED(T, name, n) threadgroup T name[n] __attribute__((aligned(16)))
-#define SHARED_ALIGNED(T, name, n, alignment) SHARED(T, name, n)
+#define SHARED_AT_LAUNCH(T, name, n) SHARED(T, name, n)
 #define SHARED_POINTER(T) threadgroup T*
 namespace tq {
 
@@ -26,6 +26,10 @@ inline float multiply_add(float a, float b, float c) { return metal::fma(a, b, c
 inline uint table_address(threadgroup uint* table, uint bytes) { return bytes; }
 inline uint table_read(threadgroup uint* table, uint address) {
   return *(const threadgroup uint*)((const threadgroup char*)table + address);
+}
+// At the row that a byte of a word says.
+inline uint table_read_row(threadgroup uint* table, uint word, int byte, uint address) {
+  return table_read(table, (((word >> (8 * byte)) & 255u) << 8) | address);
 }
 inline void fill_four(threadgroup uint* table, uint i, uint word) { *(threadgroup uint4*)(table + i) = uint4(word); }
 

@@ -81,9 +81,9 @@ def _place_in_words(
         element * 2 + bit if bit < 2 else element + 4
     )  # an entry has the low bits of both codes, then the high ones
     block, rest = pair // _SIX_BIT_BLOCK * 3, pair % _SIX_BIT_BLOCK
-    last = rest == _SIX_BIT_BLOCK - 1
-    word = block + np.where(last, in_entry // 2, rest // 5)
-    return word, np.where(last, 30 + in_entry % 2, rest % 5 * 6 + in_entry)
+    last = rest >= _SIX_BIT_BLOCK - 4
+    word = block + np.where(last, in_entry // 2, rest // 4)
+    return word, rest % 4 * 8 + np.where(last, 6 + in_entry % 2, in_entry)
 
 
 def _place_in_group(n_words: int, slot: NDArray[np.int64], word: NDArray[np.int64]) -> NDArray[np.int64]:
