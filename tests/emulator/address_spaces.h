@@ -56,6 +56,7 @@ float low_half(uint);
 float high_half(uint);
 uint times_half(uint, uint, int);
 float exp2_fast(float);
+float divide_fast(float, float);
 uint opaque(uint);
 float times(float, float);
 float multiply_add(float, float, float);

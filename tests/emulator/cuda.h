@@ -56,6 +56,7 @@ void* __cvta_shared_to_generic(size_t);
 extern "C" void* memcpy(void*, const void*, size_t);
 float __fmul_rn(float, float);
 float __fmaf_rn(float, float, float);
+float __fdividef(float, float);
 float sqrtf(float);
 float fabsf(float);
 float fmaxf(float, float);

@@ -29,6 +29,7 @@ inline uint times_half(uint x, uint y, int which) {
   return pack_halves(low_half(x) * factor, high_half(x) * factor);
 }
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float divide_fast(float x, float y) { return x / y; }
 inline uint opaque(uint x) { return x; }
 inline float times(float a, float b) { return a * b; }
 inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }

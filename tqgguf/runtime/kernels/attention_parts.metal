@@ -299,6 +299,12 @@ inline void write_sums(thread Running<SLICES, TILES>& running, SHARED_POINTER(ui
   }
 }
 
+// A lane's values of one of `n` query columns: i * 32 + lane in x[i]. Zeros for columns after the last.
+template <class T, int PER_LANE> inline void load_column(const device T* queries, uint column, uint n, uint lane, thread float (&x)[PER_LANE]) {
+  UNROLL for (int i = 0; i < PER_LANE; ++i)
+    x[i] = column < n ? float(queries[(column < n ? column : 0u) * uint(32 * PER_LANE) + uint(i) * 32u + lane]) : 0.0f;
+}
+
 // One query column into the fragments that `score` reads. x: value i * 32 + lane in x[i], |x| < 2.
 template <class L, int PER_LANE> inline void store_query(const thread float* x, SHARED_POINTER(half) query, uint column, uint lane) {
   typedef typename L::part part;
@@ -316,5 +322,8 @@ inline float power_below(float x) {
   const uint exponent = as_type<uint>(x) & 0x7f800000u;
   return exponent == 0u || exponent >= 0x7f000000u ? 0.0f : as_type<float>(exponent);
 }
+
+// One over a power of two of `power_below`, exactly; 0 for 0.
+inline float inverse_power(float power) { return power > 0.0f ? as_type<float>(0x7f000000u - as_type<uint>(power)) : 0.0f; }
 
 }  // namespace tq

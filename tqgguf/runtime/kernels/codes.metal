@@ -185,21 +185,33 @@ template <int TYPE> inline uint code_of_entry(uint entry, int element) {
   return code;
 }
 
-// Fill a table of f16 pairs with COPIES of each entry, so that lanes can read from banks of their own. ROWS: for ROW_SHIFT.
+// Fill a table of f16 pairs with COPIES of each entry, so that lanes can read from banks of their own.
 // book: the value of every code, 16 of them.
-template <int TYPE, int COPIES, int THREADS, bool ROWS> inline void fill_table(SHARED_POINTER(uint) table, const device float* book, uint thread_index) {
-  if (ROWS) {
-    for (uint row = thread_index; row < 256u; row += uint(THREADS)) {
-      const uint entry = row % uint(table_entries(TYPE)), word = pack_halves(book[code_of_entry<TYPE>(entry, 0)], book[code_of_entry<TYPE>(entry, 1)]);
-      UNROLL for (uint i = 0; i < uint(ROW_COPIES / 4); ++i)  // lanes begin in banks of their own
-        fill_four(table, row * uint(ROW_WORDS) + (i + thread_index) % uint(ROW_COPIES / 4) * 4u, word);
-    }
-    return;
-  }
+template <int TYPE, int COPIES, int THREADS> inline void fill_table(SHARED_POINTER(uint) table, const device float* book, uint thread_index) {
   for (uint i = thread_index; i < uint(table_entries(TYPE) * COPIES / 4); i += uint(THREADS)) {
     const uint entry = i / uint(COPIES / 4);
     fill_four(table, 4u * i, pack_halves(book[code_of_entry<TYPE>(entry, 0)], book[code_of_entry<TYPE>(entry, 1)]));
   }
 }
+
+// The same for ROW_SHIFT, in two parts, so that a book can be on its way meanwhile: a thread has one row, or some.
+template <int TYPE, int THREADS> struct TableRows {
+  enum : int { rows = larger(256 / THREADS, 1) };
+  float values[rows][2];
+
+  inline void load(const device float* book, uint thread_index) {
+    UNROLL for (int i = 0; i < rows; ++i)
+      UNROLL for (int e = 0; e < 2; ++e) values[i][e] = book[code_of_entry<TYPE>((thread_index + uint(i * THREADS)) % uint(table_entries(TYPE)), e)];
+  }
+  inline void store(SHARED_POINTER(uint) table, uint thread_index) const {
+    UNROLL for (int i = 0; i < rows; ++i) {
+      const uint row = thread_index + uint(i * THREADS), word = pack_halves(values[i][0], values[i][1]);
+      if (row < 256u) {
+        UNROLL for (uint k = 0; k < uint(ROW_COPIES / 4); ++k)  // each lane begins in banks of its own
+          fill_four(table, row * uint(ROW_WORDS) + (k + thread_index) % uint(ROW_COPIES / 4) * 4u, word);
+      }
+    }
+  }
+};
 
 }  // namespace tq

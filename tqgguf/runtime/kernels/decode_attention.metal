@@ -36,6 +36,19 @@
   const uint window = uint(sizes[AT_window]);
   const uint first_column = threadgroup_position_in_grid.z * uint(8 * TILES), n_columns = group_size * n_rows;
 
+  // What is the same for all steps, asked for at once: each load takes longer than all that is computed here.
+  constexpr int PER_LANE = K_DIM / 32, THREADS = 32 * SIMDGROUPS;
+  constexpr bool FILL_K = has_table(K_TYPE), FILL_V = has_table(V_TYPE) && !ONE_TABLE;
+  Rotation<PER_LANE, K_ROTATION> rotation;
+  TableRows<FILL_K ? K_TYPE : TURBO2, THREADS> rows_of_k;
+  TableRows<FILL_V ? V_TYPE : TURBO2, THREADS> rows_of_v;
+  float channels[PER_LANE];
+  rotation.load(k_signs, lane);
+  if (TABLE_ROWS && FILL_K) rows_of_k.load(k_book, thread_index_in_threadgroup);
+  if (TABLE_ROWS && FILL_V) rows_of_v.load(v_book, thread_index_in_threadgroup);
+  UNROLL for (int i = 0; i < PER_LANE; ++i) channels[i] = SCALED ? channel_scale[any_head * uint(K_DIM) + uint(i) * 32u + lane] : 1.0f;
+  const float scale = factors[0] * 1.4426950408889634f;  // log2(e): weights are powers of two
+
   // A column sees keys whose distance to its position is below `window`; 0 stands for all.
   const uint reach = window == 0u ? 0xffffffffu : window;
   const bool is_coded = split < n_coded;
@@ -75,36 +88,39 @@
     if (CENTRED) load_means<PlainK, PAGES_ON, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
   }
 
+  float x[PER_LANE];
+  const uint queries = any_head * n_columns * uint(K_DIM);
+  load_column(q + queries, first_column + simdgroup, n_columns, lane, x);
+  if (TABLE_ROWS) {
+    if (FILL_K) rows_of_k.store(table + K_START, thread_index_in_threadgroup);
+    if (FILL_V) rows_of_v.store(table + V_START, thread_index_in_threadgroup);
+  } else {
+    if (FILL_K) fill_table<K_TYPE, K_COPIES, THREADS>(table + K_START, k_book, thread_index_in_threadgroup);
+    if (FILL_V) fill_table<V_TYPE, V_COPIES, THREADS>(table + V_START, v_book, thread_index_in_threadgroup);
+  }
+
   // Queries: in original axes brought below 2 by a power of two (so that f16 queries stay exact), and as blocks have them.
   for (uint c = simdgroup; c < uint(8 * TILES); c += uint(SIMDGROUPS)) {
-    constexpr int PER_LANE = K_DIM / 32;
-    float x[PER_LANE];
     float most = 0.0f;
-    const uint column = first_column + c;
-    UNROLL for (int i = 0; i < PER_LANE; ++i) {
-      x[i] = column < n_columns ? float(q[(any_head * n_columns + (column < n_columns ? column : 0u)) * uint(K_DIM) + uint(i) * 32u + lane]) : 0.0f;
-      most = metal::max(most, metal::abs(x[i]));
-    }
-    const float power = power_below(simd_max(most)), inverse = power > 0.0f ? 1.0f / power : 0.0f;
-    const float scale = factors[0] * 1.4426950408889634f;  // log2(e): weights are powers of two
+    UNROLL for (int i = 0; i < PER_LANE; ++i) most = metal::max(most, metal::abs(x[i]));
+    const float power = power_below(simd_max(most)), inverse = inverse_power(power);
     UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= inverse;
     store_query<PlainK, PER_LANE>(x, plain_query, c, lane);
     if (SCALED) {
-      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] /= channel_scale[any_head * uint(K_DIM) + uint(i) * 32u + lane];
+      UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] = divide_fast(x[i], channels[i]);
     }
-    rotate<PER_LANE, K_ROTATION>(x, k_signs, lane);
+    rotation.apply(x, lane);
     most = 0.0f;
     UNROLL for (int i = 0; i < PER_LANE; ++i) most = metal::max(most, metal::abs(x[i]));
-    const float coded_power = power_below(simd_max(most)), coded_inverse = coded_power > 0.0f ? 1.0f / coded_power : 0.0f;
+    const float coded_power = power_below(simd_max(most)), coded_inverse = inverse_power(coded_power);
     UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= coded_inverse;
     store_query<CodedK, PER_LANE>(x, coded_query, c, lane);
     if (lane == 0u) {
       column_factors[c] = power * scale;
       column_factors[uint(8 * TILES) + c] = power * coded_power * scale * scale_factor(K_TYPE);
     }
+    if (c + uint(SIMDGROUPS) < uint(8 * TILES)) load_column(q + queries, first_column + c + uint(SIMDGROUPS), n_columns, lane, x);
   }
-  if (has_table(K_TYPE)) fill_table<K_TYPE, K_COPIES, 32 * SIMDGROUPS, TABLE_ROWS>(table + K_START, k_book, thread_index_in_threadgroup);
-  if (has_table(V_TYPE) && !ONE_TABLE) fill_table<V_TYPE, V_COPIES, 32 * SIMDGROUPS, TABLE_ROWS>(table + V_START, v_book, thread_index_in_threadgroup);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint k_address = opaque(table_address(table, uint(4 * K_START) + ((lane & uint(K_COPIES - 1)) << 2)));
   const uint v_address = opaque(table_address(table, uint(4 * V_START) + ((lane & uint(V_COPIES - 1)) << 2)));

@@ -90,6 +90,7 @@ __forceinline__ float exp2_fast(float x) {
 }
 __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __forceinline__ float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__forceinline__ float divide_fast(float x, float y) { return __fdividef(x, y); }
 // Keeps a value in a register: ptxas would make it anew at every use.
 __forceinline__ uint opaque(uint x) {
   asm volatile("" : "+r"(x));

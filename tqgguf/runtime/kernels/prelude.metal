@@ -18,6 +18,7 @@ inline uint times_half(uint x, uint y, int which) {  // two f16 times one of ano
   return as_type<uint>(as_type<half2>(x) * (which ? as_type<half2>(y).y : as_type<half2>(y).x));
 }
 inline float exp2_fast(float x) { return metal::fast::exp2(x); }
+inline float divide_fast(float x, float y) { return metal::fast::divide(x, y); }
 inline uint opaque(uint x) { return x; }
 inline float times(float a, float b) { return a * b; }  // rounded before anything is added to it
 inline float multiply_add(float a, float b, float c) { return metal::fma(a, b, c); }  // rounded once

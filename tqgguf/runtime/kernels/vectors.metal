@@ -20,13 +20,29 @@ template <int PER_LANE, int SIZE> inline void hadamard(thread float* x, uint lan
   }
 }
 
-// signs: the factors before the transform, then those after it, SIZE each (1 / sqrt(SIZE) in the latter).
+// A lane's part of a rotation: the factors before the transform, then those after it (1 / sqrt(SIZE) in the latter).
 // Without a rotation (SIZE 1) x stays as it is.
+template <int PER_LANE, int SIZE> struct Rotation {
+  float before[PER_LANE], after[PER_LANE];
+
+  inline void load(const device float* signs, uint lane) {
+    if (SIZE == 1) return;
+    UNROLL for (int i = 0; i < PER_LANE; ++i) before[i] = signs[(uint(i) * 32u + lane) % uint(SIZE)];
+    UNROLL for (int i = 0; i < PER_LANE; ++i) after[i] = signs[uint(SIZE) + (uint(i) * 32u + lane) % uint(SIZE)];
+  }
+  inline void apply(thread float* x, uint lane) const {
+    if (SIZE == 1) return;
+    UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= before[i];
+    hadamard<PER_LANE, larger(SIZE, 32)>(x, lane);
+    UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= after[i];
+  }
+};
+
+// signs: the factors before, then those after, SIZE each.
 template <int PER_LANE, int SIZE> inline void rotate(thread float* x, const device float* signs, uint lane) {
-  if (SIZE == 1) return;
-  UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= signs[(uint(i) * 32u + lane) % uint(SIZE)];
-  hadamard<PER_LANE, larger(SIZE, 32)>(x, lane);
-  UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= signs[uint(SIZE) + (uint(i) * 32u + lane) % uint(SIZE)];
+  Rotation<PER_LANE, SIZE> rotation;
+  rotation.load(signs, lane);
+  rotation.apply(x, lane);
 }
 
 // The inverse: the factors change places.
