@@ -52,9 +52,9 @@ def by_parts(**kwargs: int) -> KernelReading:
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Of all rows together: one wrong row is a hundredth and more, a code that falls on a boundary a thousandth."""
     assert found.shape == expected.shape
-    rows = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-    return float(rows.max())
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 STEPS = {
@@ -71,14 +71,14 @@ STEPS = {
 def test_a_step_by_parts_answers_as_by_numpy(step: str) -> None:
     KEPT.clear()
     held, n = STEPS[step]
-    assert error(answer(by_parts(), held, n), answer(NumpyReading(), held, n)) < 5e-3
+    assert error(answer(by_parts(), held, n), answer(NumpyReading(), held, n)) < 3e-3
     assert KEPT, "no parts were taken"
 
 
 def test_keys_before_a_step_are_taken_in_pieces_and_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_steps, "PIECE", 256)
     KEPT.clear()
-    assert error(answer(by_parts(), 700, 200), answer(NumpyReading(), 700, 200)) < 5e-3
+    assert error(answer(by_parts(), 700, 200), answer(NumpyReading(), 700, 200)) < 3e-3
     # five pages before three of rows: two pieces and half of one; the step's pages over themselves, in twos, in fours
     rows, page = 3 * 128, 128
     expected = [2 * rows * 256, rows * page, 3 * page * page, 2 * page * page, (2 * page) ** 2]
@@ -88,9 +88,10 @@ def test_keys_before_a_step_are_taken_in_pieces_and_a_rest(monkeypatch: pytest.M
 def test_longer_steps_are_cut_from_their_first_page_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_steps, "MOST_LEVELS", 1)
     KEPT.clear()
-    assert error(answer(by_parts(), 140, 500), answer(NumpyReading(), 140, 500)) < 5e-3
+    assert error(answer(by_parts(), 140, 500), answer(NumpyReading(), 140, 500)) < 3e-3
+    page = 128
     # four pages of rows, after one: two by two, each over itself, its pair, and what is before both
-    assert sorted(KEPT) == sorted([2 * 128 * 128, 128 * 128, 256 * 128] + [2 * 128 * 128, 128 * 128, 256 * 384])
+    assert sorted(KEPT) == sorted([*[2 * page**2, page**2] * 2, 2 * page * page, 2 * page * 3 * page])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_longer_steps_are_cut_from_their_first_page_on(monkeypatch: pytest.Monke
     ],
 )
 def test_parts_of_any_pair_of_types_and_of_single_heads(types: tuple[str, str], limits: dict[str, int]) -> None:
-    assert error(answer(by_parts(**limits), 150, 240, types), answer(NumpyReading(), 150, 240, types)) < 5e-3
+    assert error(answer(by_parts(**limits), 150, 240, types), answer(NumpyReading(), 150, 240, types)) < 3e-3
 
 
 def test_sink_logits_and_bfloat16_queries() -> None:
@@ -111,13 +112,13 @@ def test_sink_logits_and_bfloat16_queries() -> None:
         answer(reading, 150, 240, sinks=sinks, dtype=mx.bfloat16)
         for reading in (KernelReading(CheckedLauncher(), partial=spied), NumpyReading())
     )
-    assert error(found, expected) < 3e-2
-    assert error(expected, answer(NumpyReading(), 150, 240, dtype=mx.bfloat16)) > 0.3  # sinks matter
+    assert error(found, expected) < 5e-3
+    assert error(expected, answer(NumpyReading(), 150, 240, dtype=mx.bfloat16)) > 0.05  # sinks matter
 
 
 def test_a_window_that_hides_keys_is_left_to_masks() -> None:
     KEPT.clear()
-    assert error(answer(by_parts(), 200, 250, window=150), answer(NumpyReading(), 200, 250, window=150)) < 5e-3
+    assert error(answer(by_parts(), 200, 250, window=150), answer(NumpyReading(), 200, 250, window=150)) < 3e-3
     assert not KEPT
 
 
