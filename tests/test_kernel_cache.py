@@ -169,3 +169,27 @@ def test_one_step_can_be_attended_from_twice() -> None:
     keys, values = cache.update_and_fetch(x[:, :N_KV_HEADS], x[:, N_KV_HEADS : 2 * N_KV_HEADS])
     first, second = (np.array(hook.scaled_dot_product_attention(x, keys, values, scale=0.1)) for _ in range(2))
     assert np.array_equal(first, second)
+
+
+def test_caches_of_one_launcher_keep_their_own_exact_prefixes() -> None:
+    # they share compiled functions: what differs between them must come in by arrays
+    launcher = EmulatedLauncher()
+    for n_prefix in (4, 16, 0):
+        found, expected = (
+            decoded(BlockKVCache("turbo4", "turbo3", n_prefix=n_prefix, reading=reading))
+            for reading in (KernelReading(launcher), NumpyReading())
+        )
+        assert np.linalg.norm(found - expected) < 3e-3 * np.linalg.norm(expected)
+
+
+def decoded(cache: BlockKVCache) -> np.ndarray:
+    """The answer to a token whose rows only make the tails longer."""
+    rng = np.random.default_rng(16)
+    for n in (256, 1, 1):
+        k, v, q = (
+            mx.array(rng.standard_normal((1, heads, n, HEAD_DIM)).astype(np.float16))
+            for heads in (N_KV_HEADS, N_KV_HEADS, N_HEADS)
+        )
+        keys, values = cache.update_and_fetch(k, v)
+        out = hook.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.1, mask=cache.make_mask(n))
+    return np.array(out)

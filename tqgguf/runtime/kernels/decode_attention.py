@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -49,7 +49,10 @@ class _Prepared:
         return answer_with(self.calls, self.inputs, q, rows, position, (self.plan.v_signs, sinks, self.sizes))
 
 
-_OF_LAYER = ("k_codes", "k_scales", "v_codes", "v_scales", "page_means", "channel_scale", "k_prefix", "v_prefix")
+_OF_LAYER = (
+    *("k_codes", "k_scales", "v_codes", "v_scales", "page_means", "channel_scale", "k_prefix", "v_prefix"),
+    "sizes",
+)
 _PLACES_OF_LAYER = tuple(ATTENTION.inputs.index(name) for name in _OF_LAYER)
 
 
@@ -108,7 +111,7 @@ def grow_and_attend(
     if kept is None or kept[0] is not v.kept:
         n_seen = own_start // PAGE - first_page
         made = _prepare(launcher, q, k, v, (own_start, offset), n_seen, scale, window, sinks is not None)
-        step = _compiled_step(launcher, made.plan, made.calls, _Same(made.inputs), _Same(made.sizes))
+        step = _compiled_step(launcher, made.plan, made.calls)
         kept = k.kept[key] = v.kept, step, [made.inputs[place] for place in _PLACES_OF_LAYER]
     positions = position_array(offset - own_start), position_array(offset)
     out, k_rows, v_rows = kept[1]((k.rows, v.rows), new, q, positions, given_sinks(sinks), kept[2])
@@ -143,17 +146,14 @@ def n_shares(family: str, k: Codec, v: Codec, n_kv_heads: int, n_columns: int, n
     return plan.n_coded(family, n_pages, n_kv_heads)
 
 
-@dataclass(frozen=True)
-class _Same:
-    """Equal to whatever of this class: what follows from the other arguments of a cached function."""
-
-    value: Any = field(compare=False)
-
-
 @lru_cache(maxsize=16)
-def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call], inputs: _Same, sizes: _Same) -> Any:
-    """A step's three kernels as one function of arrays; it is traced again for every length of the tails."""
+def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call]) -> Any:
+    """A step's three kernels as one function of arrays; it is traced again for every length of the tails.
+
+    Whatever is a layer's own comes in by its arrays: caches share the function, and it must keep no planes alive.
+    """
     sizes_of_join = join_sizes(plan.k_dim, plan.v_dim)
+    shared = [plan.constants.get(name, nothing(mx.float16)) for name in ATTENTION.inputs]
 
     def step(
         tails: tuple[mx.array, mx.array],
@@ -164,10 +164,11 @@ def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call], inp
         of_layer: list[mx.array],
     ) -> tuple[mx.array, ...]:
         rows = join_with(launcher, tails, new, sizes_of_join, positions[0])
-        filled = list(inputs.value)
+        filled = shared.copy()
         for place, array in zip(_PLACES_OF_LAYER, of_layer, strict=True):
             filled[place] = array
-        return answer_with(calls, filled, q, rows, positions[1], (plan.v_signs, sinks, sizes.value)), *rows
+        sizes = of_layer[_OF_LAYER.index("sizes")]
+        return answer_with(calls, filled, q, rows, positions[1], (plan.v_signs, sinks, sizes)), *rows
 
     return launcher.compiled(step)
 
