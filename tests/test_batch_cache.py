@@ -189,6 +189,18 @@ def test_who_attends_otherwise_reads_the_pools_rows() -> None:
         assert (usage.reads, usage.by_fallback) == (expected.reads, expected.by_fallback)
 
 
+def test_a_pools_step_can_be_attended_from_twice_and_no_page_is_held_twice() -> None:
+    # models share a layer's keys and values with later layers
+    together = Together(2, reading=kernels())
+    together.step([127, 130])
+    k, v, q = (mx.concatenate([rows_of(i, n + 1)[x][:, :, n:] for i, n in enumerate((127, 130))]) for x in range(3))
+    keys, values = together.cache.update_and_fetch(k, v)
+    first, second = (np.array(hook.scaled_dot_product_attention(q, keys, values, scale=0.1)) for _ in range(2))
+    assert np.array_equal(first, second) and together.cache.offset.tolist() == [128, 131]
+    pool = together.cache._pool
+    assert pool is not None and all(side.nbytes == 0 for side in pool.kinds)
+
+
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_sequences_come_and_go(by_kernels: bool) -> None:
     reading = kernels() if by_kernels else NumpyReading()

@@ -13,6 +13,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide
+from tqgguf.runtime.kv.balance import ChannelScale
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.side_view import PAGE
 from tqgguf.runtime.kv.sides import BlockSide
@@ -53,8 +54,8 @@ class PagePool:
         window: int | None,
         joiner: BatchJoiner,
     ) -> None:
-        self.kinds = sides[0]
-        """A side of K and one of V that say what all are; their rows are no matter."""
+        self.kinds = _without_rows(sides[0][0]), _without_rows(sides[0][1])
+        """A side of K and one of V that say what all are."""
         self.offsets = list(offsets)
         self.scales = [k.scale for k, _ in sides]
         self._window, self._joiner = window, joiner
@@ -219,6 +220,12 @@ class PagePool:
         planes = [plane for of in self._planes for plane in of]
         scales = [scale.value for scale in self.scales if scale is not None]
         return sum(x.nbytes for x in (*planes, *self.tails, *self._prefixes, *scales) if x is not None)
+
+
+def _without_rows(side: BlockSide) -> BlockSide:
+    """Its kind; the arrays themselves would stay in memory for it."""
+    means, scale = None if side.means is None else Plane(), side.scale and ChannelScale(side.scale.layout)
+    return BlockSide(side.codec, side.n_prefix, side.encoder, means=means, scale=scale, tiled=side.tiled)
 
 
 def _pooled(planes: Sequence[Plane]) -> Plane:
