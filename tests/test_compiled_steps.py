@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -107,6 +109,20 @@ def test_one_graph_serves_all_pages_that_planes_have_room_for() -> None:
         out = steps.step(token(i % 250), caches)
         mx.eval(model(token(i % 250), cache=caches) if out is None else out)
     assert len(traced) == 2  # planes grew once, when the first page filled
+
+
+def test_steps_that_are_over_keep_no_cache_alive() -> None:
+    model = tiny("llama")
+    caches = filled(model, MlxReading())
+    steps = steps_of(model)
+    decoded(model, caches, START, START + 2, steps)
+    kept = weakref.ref(caches[0])
+    gc.disable()
+    try:
+        del caches, steps
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def trimmed(caches: list[Any]) -> int:

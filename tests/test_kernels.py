@@ -172,6 +172,10 @@ def test_every_geometry_fits_into_threadgroup_memory(family: str) -> None:
                     assert declared + at_launch <= FAMILIES[family].shared_bytes
 
 
+def test_larger_heads_than_fit_are_left_to_operations_of_mlx() -> None:
+    assert [types.is_supported(resolve_codec("turbo4", n, "k")) for n in (512, 640, 768)] == [True, False, False]
+
+
 def declared_bytes(geometry, k, v) -> tuple[int, int]:
     """Threadgroup memory by the declarations of decode_attention.metal: but for the tables, and of the tables."""
     tables = [

@@ -11,6 +11,7 @@ Knows nothing of what a model is beyond a function of tokens and caches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -151,28 +152,31 @@ class _Graph:
     """A step of all layers, traced when it is called with arrays of other shapes than before."""
 
     def __init__(self, evaluate: Evaluate, layers: list[_Layer]) -> None:
-        self._evaluate = evaluate
         self.standing = [_Standing(layer) for layer in layers]
-        self.call = layers[0].cache.reading.compiled(self._trace)
+        # no method, which would keep the graph, and with it the caches, alive in a circle
+        self.call = layers[0].cache.reading.compiled(partial(_traced_step, evaluate, self.standing))
 
     def fits(self, layers: list[_Layer]) -> bool:
         return all(standing.fits(layer) for standing, layer in zip(self.standing, layers, strict=True))
 
-    def _trace(
-        self,
-        token: mx.array,
-        n_held: mx.array,
-        position: mx.array,
-        tails: list[mx.array],
-        planes: list[list[mx.array]],
-    ) -> tuple[mx.array, list[mx.array]]:
-        pairs = zip(tails[::2], tails[1::2], strict=True)
-        traced = [
-            _TracedCache(standing, pair, arrays, n_held, position)
-            for standing, pair, arrays in zip(self.standing, pairs, planes, strict=True)
-        ]
-        out = self._evaluate(token, traced)
-        return out, [rows for cache in traced for rows in cache.answered()]
+
+def _traced_step(
+    evaluate: Evaluate,
+    layers: list[_Standing],
+    token: mx.array,
+    n_held: mx.array,
+    position: mx.array,
+    tails: list[mx.array],
+    planes: list[list[mx.array]],
+) -> tuple[mx.array, list[mx.array]]:
+    """What `evaluate` returns, and all tails with the token's rows."""
+    pairs = zip(tails[::2], tails[1::2], strict=True)
+    traced = [
+        _TracedCache(layer, pair, arrays, n_held, position)
+        for layer, pair, arrays in zip(layers, pairs, planes, strict=True)
+    ]
+    out = evaluate(token, traced)
+    return out, [rows for cache in traced for rows in cache.answered()]
 
 
 class _PageSteps:

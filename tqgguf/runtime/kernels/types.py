@@ -17,6 +17,9 @@ from tqgguf.formats.blocks.rotation import Rotation
 KERNEL_TYPES = {"f16": 0, "turbo2": 2, "turbo3": 3, "turbo4": 4, "q8_0": 8, "q4_0": 40}
 """Cache types that kernels read, by their number in codes.metal."""
 
+MOST_HEAD_DIM = 512
+"""Head sizes beyond it need more threadgroup memory than Metal has."""
+
 _LANES = 32  # of a simdgroup: vectors lie across it, so that head sizes and rotations are multiples
 _FLOAT_GROUP = 32  # values that a lane's parts of an f16 row are taken from together
 _BOOK_SIZE = 16
@@ -26,7 +29,8 @@ _SMALL_BLOCK_FACTOR = 16  # ggml's values are read as value / 16 (scale_factor i
 def is_supported(codec: Codec) -> bool:
     """Whether the kernels read this codec."""
     size = _LANES if codec.rotation is None else codec.rotation.size
-    return codec.cache_type in KERNEL_TYPES and codec.head_dim % _LANES == 0 and size % _LANES == 0
+    fits = codec.head_dim <= MOST_HEAD_DIM and codec.head_dim % _LANES == 0 and size % _LANES == 0
+    return codec.cache_type in KERNEL_TYPES and fits
 
 
 def group_of(codec: Codec) -> int:
