@@ -206,8 +206,8 @@ class BlockKVCache(_BaseCache):
             for view in (step.k, step.v):
                 view.kept.clear()  # of `dequantise_late`: if the model reads it, it takes up memory
         self.offset += n_rows
-        if not self.keeps_pages and self.first_needed(self.offset) > k_side.first_page:  # else it would join for nothing
-            self._release()
+        if not self.keeps_pages and self.first_needed(self.offset) > k_side.first_page:
+            self._release()  # not at every step: it joins the rows
         return step
 
     def _step(
