@@ -1,8 +1,8 @@
 """A long step's attention, one layer: new rows after keys that are held, beside MLX's own over f16. Part of gpu.py.
 
 Up to MOST_BOTH_WAYS rows, blocks are read by decode attention and by decoding pages first, whatever the threshold
-between them is: what it should be shows there. Long steps begin to evaluate while they are built, so that building is in
-the time of both.
+between them is: what it should be shows there. Long steps begin to evaluate while they are built, so that building
+is in the time of both.
 """
 
 from __future__ import annotations
