@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -114,6 +116,32 @@ def test_sink_logits_and_bfloat16_queries() -> None:
     )
     assert error(found, expected) < 5e-3
     assert error(expected, answer(NumpyReading(), 150, 240, dtype=mx.bfloat16)) > 0.05  # sinks matter
+
+
+def test_the_host_waits_for_the_layers_before_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[mx.array] = []
+    monkeypatch.setattr(long_steps.mx, "eval", waited.append)
+    monkeypatch.setattr(long_steps, "_in_flight", deque())
+    queries = [mx.zeros(8) + i for i in range(6)]
+    for q in queries:
+        long_steps._wait_for_others(q, 1 << 20)  # too little to wait for
+    assert not long_steps._in_flight
+    for q in queries:
+        long_steps._wait_for_others(q, 1 << 30)
+    assert [int(q[0]) for q in waited] == [0, 1, 2, 3] and len(long_steps._in_flight) == 2
+
+
+def test_a_step_that_mlx_traces_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_steps, "_in_flight", deque())
+
+    def layers(x: mx.array) -> mx.array:
+        for _ in range(6):
+            x = x + 1
+            long_steps._wait_for_others(x, 1 << 30)
+        return x
+
+    assert mx.compile(layers)(mx.zeros(8)).tolist() == [6.0] * 8
+    assert not long_steps._in_flight
 
 
 def test_a_window_that_hides_keys_is_left_to_masks() -> None:

@@ -63,18 +63,16 @@ class LongSteps:
         as the mask has room for, and as many KV heads as the workspace holds."""
         n_kv_heads, end = k.rows.shape[0], offset + q.shape[2]
         group = q.shape[1] // n_kv_heads
-        by_parts = self._takes_parts(k, v, end - first_read(k, v, offset, window), window)
-        if by_parts:
-            rows_at_once = PAGE << MOST_LEVELS
-        else:
-            rows_at_once = self._rows_of_a_mask(2 * end - first_read(k, v, offset, window))
+        start = first_read(k, v, offset, window)
+        by_parts = self._takes_parts(k, v, end - start, window)
+        rows_at_once = PAGE << MOST_LEVELS if by_parts else self._rows_of_a_mask(2 * end - start)
+        _wait_for_others(q, n_kv_heads * _bytes_of_a_head(k, v, start, offset, end))
         parts, first_page = [], offset // PAGE * PAGE
         for after, before in pairwise(cuts(offset - first_page, end - first_page, rows_at_once)):
             lo, hi = first_page + after, first_page + before
             start, in_parts = first_read(k, v, lo, window), by_parts and hi - lo // PAGE * PAGE > PAGE
             attend_heads = self._attend_in_parts if in_parts else self._attend_masked
-            per_head = _IN_F16 * (2 * hi - lo - start) * (k.codec.head_dim + v.codec.head_dim)
-            at_once = max(1, min(n_kv_heads, self.workspace_bytes // per_head))
+            at_once = max(1, min(n_kv_heads, self.workspace_bytes // _bytes_of_a_head(k, v, start, lo, hi)))
             outs = []
             for first in range(0, n_kv_heads, at_once):
                 heads = first, min(first + at_once, n_kv_heads)
@@ -84,7 +82,6 @@ class LongSteps:
                 with on_its_stream() if in_parts else nullcontext():
                     outs.append(attend_heads(rows, k, v, heads, (start, lo), scale, window, of_heads))
             parts.append(outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1))
-            _wait_for_others(parts[-1], per_head * at_once)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
     @property
@@ -219,22 +216,26 @@ class LongSteps:
         return mx.concatenate(parts, axis=0)
 
 
-_in_flight: deque[mx.array] = deque()  # answers of the layers before, whatever model they are of
+_in_flight: deque[mx.array] = deque()  # queries of the last layers, of whatever model
 
 
-def _wait_for_others(out: mx.array, n_bytes: int) -> None:
+def _wait_for_others(q: mx.array, n_bytes: int) -> None:
     """MLX's host runs ahead of the GPU by most layers of a step, and what it hands over has its memory already: so
-    the layer before is started, and those before it are waited for. This one's `out` is not evaluated yet."""
+    what this layer's queries need is handed over now, and not before the layers before have been worked off."""
     if n_bytes < _LEAST_BYTES_IN_FLIGHT:
         return
+    while len(_in_flight) >= LAYERS_IN_FLIGHT:
+        mx.eval(_in_flight.popleft())
     try:
-        if _in_flight:
-            mx.async_eval(_in_flight[-1])
-        while len(_in_flight) > LAYERS_IN_FLIGHT:
-            mx.eval(_in_flight.popleft())
-    except ValueError:  # they were of a step that MLX traced, where there is nothing to evaluate
-        _in_flight.clear()
-    _in_flight.append(out)
+        mx.async_eval(q)
+    except ValueError:  # while MLX traces the step, there is nothing to evaluate
+        return
+    _in_flight.append(q)
+
+
+def _bytes_of_a_head(k: SideView, v: SideView, start: int, lo: int, hi: int) -> int:
+    """Of decoded keys and values for rows lo .. hi - 1, which see positions from start on."""
+    return _IN_F16 * (2 * hi - lo - start) * (k.codec.head_dim + v.codec.head_dim)
 
 
 def _kernel_dtype(q: mx.array) -> mx.Dtype:
