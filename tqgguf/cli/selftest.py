@@ -38,7 +38,7 @@ def selftest(
         list[int] | None, option(TESTED, "Head sizes; may be repeated. Default: 64, 96, 128, 192, 256.", "--head-dim")
     ] = None,
     all_pairs: Annotated[bool, option(TESTED, "Attention with every pair of types, not some.", "--all")] = False,
-    bench: Annotated[bool, option(TESTED, "Then measure attention beside MLX's own over f16.", "--bench")] = False,
+    bench: Annotated[bool, option(TESTED, "On a GPU, measure attention with more pairs of types.", "--bench")] = False,
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object.", "--json")] = False,
     debug: options.Debug = False,
     version: options.Version = False,

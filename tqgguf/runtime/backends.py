@@ -54,7 +54,8 @@ def set_threads(n: int) -> None:
 def describe() -> str:
     """Device and backend in words, for -v."""
     if mx.default_device() != mx.cpu:
-        return f"GPU; attention by {gpu_family() or 'MLX operations'}" + (" kernels" if gpu_family() else "")
+        name, family = mx.device_info().get("device_name", "unnamed"), gpu_family()
+        return f"GPU ({name}); attention by {family or 'MLX operations'}" + (" kernels" if family else "")
     library = load_library()
     how = "numpy" if library is None else f"the C library ({library.path_name}, {library.threads} threads)"
     products = f"matmul by {load_fast_blas().name}"

@@ -62,6 +62,7 @@ SHAPES = (
     Shape("within the first page", 60, 1, 4, dtype=mx.float32),
     Shape("a long step", 256, 200, 2),
 )
+_COMPILED = Shape("a compiled step", 300, 1, 4, window=299)
 _BATCH = tuple(Shape("a batch", offset, 2, 4) for offset in (20, 128, 484, 300))
 
 
@@ -111,6 +112,7 @@ def all_cases(reading: Reading, head_dims: tuple[int, ...] = HEAD_DIMS, all_pair
         for type_k, type_v in pairs:
             cases += attention_cases(reading, head_dim, type_k, type_v)
             cases += batch_cases(reading, head_dim, type_k, type_v)
+            cases += compiled_cases(reading, head_dim, type_k, type_v)
     return cases
 
 
@@ -148,6 +150,14 @@ def batch_cases(reading: Reading, head_dim: int, type_k: str, type_v: str) -> It
     if k is not None and v is not None and reading.takes_batches(k, v, _BATCH[0].n_rows):
         limit = _ATTENTION_LIMITS[_BATCH[0].dtype]
         yield Case("attention", f"{type_k}/{type_v}", head_dim, "a batch", limit, _batch(reading, k, v))
+
+
+def compiled_cases(reading: Reading, head_dim: int, type_k: str, type_v: str) -> Iterator[Case]:
+    """A step of one row that is compiled for whole pages; none where a reading does not compile steps."""
+    k, v = _codec(type_k, head_dim, "k"), _codec(type_v, head_dim, "v")
+    if k is not None and v is not None and reading.compiles(k, v):
+        compare, limit = _compiled(reading, k, v), _ATTENTION_LIMITS[_COMPILED.dtype]
+        yield Case("attention", f"{type_k}/{type_v}", head_dim, _COMPILED.name, limit, compare)
 
 
 def _forms(reading: Reading, codec: Codec) -> tuple[bool, ...]:
@@ -291,6 +301,34 @@ def _batch(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
             for i, views in enumerate(alone)
         ]
         return _distance(np.asarray(out.astype(mx.float32)), np.stack(expected))
+
+    return compare
+
+
+def _compiled(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
+    def compare() -> float:
+        offset, scale = _COMPILED.offset, k.head_dim**-0.5
+        n_held, window = offset % PAGE, _COMPILED.window
+        sides = (
+            _block_side(k, offset + 1, 4, balanced=k.block_type.family == "turbo"),
+            _block_side(v, offset + 1, 5, balanced=False),
+        )
+        held = sides[0], _tiled(sides[1]) if reading.tiles_values(v) else sides[1]
+        q = np.random.default_rng(8).standard_normal((1, _COMPILED.group * _N_KV_HEADS, 1, k.head_dim))
+
+        def step(q: mx.array, tails: list[mx.array], new: list[mx.array], at: mx.array, position: mx.array) -> mx.array:
+            rows = reading.join_in_page((tails[0], tails[1]), (new[0], new[1]), at)
+            views = [view.with_rows(joined) for view, joined in zip(held, rows, strict=True)]
+            return reading.answer_in_page(
+                q, *views, n_pages=2, position=position, scale=scale, window=window, sinks=None
+            )
+
+        queries = mx.array(q.astype(np.float32)).astype(_COMPILED.dtype)
+        tails = [mx.pad(side.rows[:, :-1], [(0, 0), (0, PAGE - n_held), (0, 0)]) for side in sides]
+        positions = (mx.arange(n, n + 8, dtype=mx.int32) for n in (n_held, offset))
+        out = reading.compiled(step)(queries, tails, [side.rows[None, :, -1:] for side in sides], *positions)
+        expected = _reference(np.asarray(queries[0].astype(mx.float32)), *sides, _COMPILED, scale, None)
+        return _distance(np.asarray(out[0].astype(mx.float32)), expected)
 
     return compare
 

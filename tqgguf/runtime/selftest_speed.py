@@ -34,11 +34,13 @@ class Speed:
     f16_us: float
 
 
-def measure(reading: Reading, keys: tuple[int, ...] = GPU_KEYS) -> Iterator[Speed]:
+def measure(
+    reading: Reading, keys: tuple[int, ...] = GPU_KEYS, pairs: tuple[tuple[str, str], ...] = PAIRS
+) -> Iterator[Speed]:
     """One query row against that many keys, 32 query and 8 KV heads of 128."""
     for n_keys in keys:
         f16 = _f16_us(n_keys)
-        for type_k, type_v in PAIRS:
+        for type_k, type_v in pairs:
             yield Speed(f"{type_k}/{type_v}", n_keys, _blocks_us(reading, type_k, type_v, n_keys), f16)
 
 
