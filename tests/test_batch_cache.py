@@ -201,6 +201,25 @@ def test_a_pools_step_can_be_attended_from_twice_and_no_page_is_held_twice() -> 
     assert pool is not None and all(side.nbytes == 0 for side in pool.kinds)
 
 
+def test_a_page_that_fills_takes_a_place_that_became_free_and_copies_nothing() -> None:
+    together = Together(3, reading=kernels())
+    together.step([127, 126, 128])
+    together.step([1, 1, 1])
+    together.cache.filter([0, 1])
+    together.who = [0, 1]
+
+    def planes() -> list[tuple[tuple[int, ...], int]]:
+        assert together.cache._pool is not None
+        arrays = [plane.array for of in together.cache._pool._planes for plane in of]
+        return [(array.shape, np.asarray(array).ctypes.data) for array in arrays]
+
+    before = planes()
+    together.step([1, 1])
+    together.step([1, 1])  # the step that filled it holds planes until then
+    assert planes() == before and before[0][0][0] == 2
+    assert together.cache.offset.tolist() == [130, 129]
+
+
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_sequences_come_and_go(by_kernels: bool) -> None:
     reading = kernels() if by_kernels else NumpyReading()

@@ -186,6 +186,7 @@ class BatchBlockKVCache(_BaseCache):
             return None
         if not reading.takes_batches(pool.kinds[0].codec, pool.kinds[1].codec, keys.shape[2]):
             return None
+        self._last = None  # it holds planes, which would be copied when they are written
         growth = pool.grow((keys, values), n_own)
         usage = self._members[0].cache.usage
         step = PooledStep(pool, growth, keys.shape[2], self._layer, self._window, reading, usage)
