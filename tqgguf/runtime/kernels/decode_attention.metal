@@ -80,11 +80,13 @@
   }
   StepKeys<CodedK, KEY_TILES> keys;
   constexpr int PAGES_ON = larger(1, SIMDGROUPS * STEP / 128);  // from page to page of a simdgroup
+  StepValues<CodedV, KEY_TILES, V_TILED> values;
   StepKeys<PlainK, 1> means_of_lane;
   uint means_page = step / steps_of_page;  // pages since first_page
   const device half* means = (const device half*)page_means + ((BATCHED ? 0u : k_first * n_heads) + head) * uint(K_DIM);
   if (is_coded && step < end) {
     keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first, k_row), lane);
+    values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
     if (CENTRED) load_means<PlainK, PAGES_ON, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
   }
 
@@ -150,10 +152,8 @@
 
     if (CENTRED && step < end) score<PlainK, TILES, 1>(means_of_lane, plain_query, plain_factor, nothing, table, k_address, lane, mean_products);
 
-    StepValues<CodedV, KEY_TILES, V_TILED> values;
     for (; step < end;) {
       const uint next_slot = BATCHED && step + uint(SIMDGROUPS) < end ? uint(slots[(step + uint(SIMDGROUPS)) / steps_of_page]) : 0u;
-      values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
       if (CENTRED) {
         uint i = (step / steps_of_page - means_page) / uint(PAGES_ON);
         if (i >= 16u) {
@@ -189,6 +189,7 @@
             }
       }
       take<CodedV>(scores, values, table, v_address, lane, running);
+      if (step < end) values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
     }
     write_sums<CodedV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
   } else {
