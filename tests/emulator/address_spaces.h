@@ -55,6 +55,7 @@ uint halves_at(uint, uint, uint);
 float low_half(uint);
 float high_half(uint);
 uint times_half(uint, uint, int);
+uint sixteenths(uint, int);
 float exp2_fast(float);
 float divide_fast(float, float);
 uint opaque(uint);

@@ -50,6 +50,7 @@ float __high2float(__half2);
 __half2 __low2half2(__half2);
 __half2 __high2half2(__half2);
 __half2 __hmul2(__half2, __half2);
+__half2 __hsub2(__half2, __half2);
 void __trap();
 size_t __cvta_generic_to_shared(const void*);
 void* __cvta_shared_to_generic(size_t);

@@ -28,6 +28,10 @@ inline uint times_half(uint x, uint y, int which) {
   const float factor = which ? high_half(y) : low_half(y);
   return pack_halves(low_half(x) * factor, high_half(x) * factor);
 }
+inline uint sixteenths(uint word, int which) {
+  const uint two = word >> (16 * which);
+  return pack_halves(float(int8_t(two & 0xffu)) / 16, float(int8_t((two >> 8) & 0xffu)) / 16);
+}
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline float divide_fast(float x, float y) { return x / y; }
 inline uint opaque(uint x) { return x; }

@@ -109,10 +109,7 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
   // Pair i as two f16 in a word. `table`: pairs of values by pairs of codes, entries 1 << shift bytes apart.
   template <int shift> static inline uint values(const thread uint* low_codes, const thread uint* high_codes, int i, SHARED_POINTER(uint) table, uint address) {
     if (TYPE == F16) return low_codes[i];
-    if (TYPE == Q8_0) {
-      const uint two = low_codes[i / 2] >> (16 * (i % 2));
-      return pack_halves(float(int(two << 24) >> 24) * 0.0625f, float(int(two << 16) >> 24) * 0.0625f);
-    }
+    if (TYPE == Q8_0) return sixteenths(low_codes[i / 2], i % 2);
     constexpr int width = 2 * low_bits(TYPE);
     if (high_bits(TYPE)) return look_up<width + 2, shift>(i % 2 ? high_codes[i / 8] : low_codes[i / 8], i % 8 / 2 * 8, table, address);
     return look_up<width, shift>(low_codes[i * width / 32], i * width % 32, table, address);

@@ -83,6 +83,12 @@ __forceinline__ uint times_half(uint x, uint y, int which) {
   const __half2 product = __hmul2(as_halves(x), which ? __high2half2(as_halves(y)) : __low2half2(as_halves(y)));
   return *(const uint*)&product;
 }
+// Two signed bytes of a word, the first two for 0, as f16 over 16. As the low byte of an f16 of 64 to 80 a byte is sixteenths.
+__forceinline__ uint sixteenths(uint word, int which) {
+  const uint moved = __byte_perm(word ^ 0x80808080u, 0x54545454u, which ? 0x4342u : 0x4140u);
+  const __half2 halves = __hsub2(as_halves(moved), as_halves(0x54805480u));
+  return *(const uint*)&halves;
+}
 __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -17,6 +17,10 @@ inline float high_half(uint x) { return float(as_type<half2>(x).y); }
 inline uint times_half(uint x, uint y, int which) {  // two f16 times one of another two
   return as_type<uint>(as_type<half2>(x) * (which ? as_type<half2>(y).y : as_type<half2>(y).x));
 }
+inline uint sixteenths(uint word, int which) {  // two signed bytes of a word, the first two for 0, as f16 over 16
+  const char4 bytes = as_type<char4>(word);
+  return as_type<uint>(half2(which ? bytes.zw : bytes.xy) * 0.0625h);
+}
 inline float exp2_fast(float x) { return metal::fast::exp2(x); }
 inline float divide_fast(float x, float y) { return metal::fast::divide(x, y); }
 inline uint opaque(uint x) { return x; }
