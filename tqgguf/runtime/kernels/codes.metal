@@ -160,9 +160,10 @@ template <int TYPE, int DIM, int GROUP> struct Tile {
     if (i % 16 < 12) return look_up<6, shift>(w[first + i % 16 / 4], i % 4 * 8, table, address);
     return look_up<6, shift>(last_four(w + first), i % 4 * 8, table, address);
   }
-  // Of three words, whose bytes have six bits each: what their two highest bits make.
+  // Of three words, whose bytes have six bits each: what their two highest bits make, below two that mean nothing.
   static inline uint last_four(const thread uint* w) {
-    return ((w[0] >> 6) & 0x03030303u) | ((w[words > 2 ? 1 : 0] >> 4) & 0x0c0c0c0cu) | ((w[words > 2 ? 2 : 0] >> 2) & 0x30303030u);
+    const uint two = choose_bits(0x03030303u, w[0] >> 6, w[words > 2 ? 1 : 0] >> 4);
+    return choose_bits(0x0f0f0f0fu, two, w[words > 2 ? 2 : 0] >> 2);
   }
 };
 

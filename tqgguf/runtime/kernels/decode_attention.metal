@@ -146,6 +146,7 @@
     // keys that some column must not see: of the exact prefix, and those before the last row's window
     const uint last_position = offset + n_rows - 1u;
     const uint all_see = metal::max(n_prefix, last_position >= reach ? last_position - reach + 1u : 0u);
+    const uint n_hiding = all_see > first_page * 128u ? (all_see - first_page * 128u + uint(STEP) - 1u) / uint(STEP) : 0u;
     float page_offset[TILES][2], mean_products[1][TILES][4];  // q . mean of this page, and of sixteen pages
     UNROLL for (int t = 0; t < TILES; ++t)
       UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = 0.0f;
@@ -169,7 +170,7 @@
       }
       float scores[KEY_TILES][TILES][4];
       score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
-      const uint first_key = first_page * 128u + step * uint(STEP);
+      const bool some_hide = step < n_hiding;
       step += uint(SIMDGROUPS);
       slot = next_slot;
       if (!BATCHED && uint(SIMDGROUPS) % steps_of_page == 0u) {  // whole pages on
@@ -180,7 +181,8 @@
         v_row = row_index(v_first);
       }
       if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first, k_row), lane);
-      if (first_key < all_see) {
+      if (some_hide) {
+        const uint first_key = first_page * 128u + (step - uint(SIMDGROUPS)) * uint(STEP);
         UNROLL for (int u = 0; u < KEY_TILES; ++u)
           UNROLL for (int t = 0; t < TILES; ++t)
             UNROLL for (int i = 0; i < 4; ++i) {
