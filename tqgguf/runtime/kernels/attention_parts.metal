@@ -165,16 +165,19 @@ inline void load_means(const device half* means, const device int* slots, uint s
 // The running softmax of a simdgroup: sums of weighted values (still as V's codes have them), and for this lane's two
 // columns a tile a bound of the scores (as a power of two) and its own part of the sum of weights. A bound that is
 // passed is set HEADROOM above the score, so that it seldom is: weights begin at 1/8, far from where f16 ends.
-constexpr float HEADROOM = 3.0f;
+// Scores are taken less the bound; `limit` is what they must not pass then, 0, or as good as nothing while there is no bound.
+constexpr float HEADROOM = 3.0f, NO_BOUND = -1.0e30f;
 template <int SLICES, int TILES> struct Running {
   float values[SLICES][TILES][4];
   float maximum[TILES][2];
+  float limit[TILES][2];
   float sum[TILES][2];
 
   inline void clear() {
     UNROLL for (int t = 0; t < TILES; ++t) {
       UNROLL for (int e = 0; e < 2; ++e) {
-        maximum[t][e] = -1.0e30f;
+        maximum[t][e] = 0.0f;
+        limit[t][e] = NO_BOUND;
         sum[t][e] = 0.0f;
       }
       UNROLL for (int j = 0; j < SLICES; ++j)
@@ -182,9 +185,22 @@ template <int SLICES, int TILES> struct Running {
     }
   }
 
-  inline void rescale(int t, int e, float new_maximum) {
-    const float decay = exp2_fast(maximum[t][e] - new_maximum);
-    maximum[t][e] = new_maximum;
+  // What is added to scores.
+  inline void shifts(const thread float (&offset)[TILES][2], thread float (&shift)[TILES][2]) const {
+    UNROLL for (int t = 0; t < TILES; ++t)
+      UNROLL for (int e = 0; e < 2; ++e) shift[t][e] = offset[t][e] - maximum[t][e];
+  }
+
+  // Scores of a column have come up to `top`, less the bound. Returns by how much the bound goes up.
+  inline float raise(int t, int e, float top) {
+    const float up = top > limit[t][e] ? top + HEADROOM : 0.0f;
+    maximum[t][e] += up;
+    if (top > limit[t][e]) limit[t][e] = 0.0f;
+    scale(t, e, exp2_fast(-metal::max(up, 0.0f)));  // nothing was summed where the first bound is below 0
+    return up;
+  }
+
+  inline void scale(int t, int e, float decay) {
     sum[t][e] *= decay;
     UNROLL for (int j = 0; j < SLICES; ++j) {
       values[j][t][e] *= decay;
@@ -203,9 +219,9 @@ inline float column_sum(float v) {
   return v;
 }
 
-// Take a step's scores and values into the running softmax.
+// Take a step's scores, less their bounds, and values into the running softmax.
 template <class L, int TILES, int KEY_TILES, bool TILED, int SLICES>
-inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES, TILED>& v, SHARED_POINTER(uint) table,
+inline void take(thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES, TILED>& v, SHARED_POINTER(uint) table,
                  uint address, uint lane, thread Running<SLICES, TILES>& running) {
   float top[TILES][2];  // of this lane's scores
   bool moved = false;
@@ -213,14 +229,15 @@ inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread
     UNROLL for (int e = 0; e < 2; ++e) {
       float m = metal::max(scores[0][t][e], scores[0][t][e + 2]);
       UNROLL for (int u = 1; u < KEY_TILES; ++u) m = metal::max(m, metal::max(scores[u][t][e], scores[u][t][e + 2]));
-      moved = moved || m > running.maximum[t][e];
+      moved = moved || m > running.limit[t][e];
       top[t][e] = m;
     }
   if (simd_any(moved)) {
     UNROLL for (int t = 0; t < TILES; ++t)
       UNROLL for (int e = 0; e < 2; ++e) {
-        const float m = column_max(top[t][e]), before = running.maximum[t][e];
-        running.rescale(t, e, m > before ? m + HEADROOM : before);
+        const float up = running.raise(t, e, column_max(top[t][e]));
+        UNROLL for (int u = 0; u < KEY_TILES; ++u)
+          UNROLL for (int i = e; i < 4; i += 2) scores[u][t][i] -= up;
       }
   }
   UNROLL for (int u = 0; u < KEY_TILES; ++u) {
@@ -228,7 +245,7 @@ inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread
     UNROLL for (int t = 0; t < TILES; ++t) {
       float p[4];
       UNROLL for (int i = 0; i < 4; ++i) {
-        p[i] = exp2_fast(scores[u][t][i] - running.maximum[t][i % 2]);
+        p[i] = exp2_fast(scores[u][t][i]);
         running.sum[t][i % 2] += p[i];
       }
       UNROLL for (int g = 0; g < L::scales; ++g)
@@ -261,7 +278,7 @@ inline void write_sums(thread Running<SLICES, TILES>& running, SHARED_POINTER(ui
       const float sum = column_sum(running.sum[t][e]);
       if (row_of(lane) == 0u) {
         const uint column = uint(8 * t + e) + 2u * pair_of(lane);
-        maxima[simdgroup * uint(8 * TILES) + column] = running.maximum[t][e];
+        maxima[simdgroup * uint(8 * TILES) + column] = running.limit[t][e] == 0.0f ? running.maximum[t][e] : NO_BOUND;
         sums[simdgroup * uint(8 * TILES) + column] = sum;
       }
     }
@@ -272,7 +289,7 @@ inline void write_sums(thread Running<SLICES, TILES>& running, SHARED_POINTER(ui
       float maximum = maxima[column], sum = 0.0f;
       for (int k = 1; k < SIMDGROUPS; ++k) maximum = metal::max(maximum, float(maxima[uint(k * 8 * TILES) + column]));
       for (int k = 0; k < SIMDGROUPS; ++k) sum += sums[uint(k * 8 * TILES) + column] * exp2_fast(maxima[uint(k * 8 * TILES) + column] - maximum);
-      running.rescale(t, e, maximum);
+      running.scale(t, e, running.limit[t][e] == 0.0f ? exp2_fast(running.maximum[t][e] - maximum) : 1.0f);
       if (simdgroup == 0u && row_of(lane) == 0u) {
         statistics[2u * column] = maximum;
         statistics[2u * column + 1u] = sum;

@@ -168,8 +168,9 @@
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle(i < 8u ? mean_products[0][t][e] : mean_products[0][t][e + 2], ushort(source));
       }
-      float scores[KEY_TILES][TILES][4];
-      score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
+      float scores[KEY_TILES][TILES][4], shift[TILES][2];
+      running.shifts(page_offset, shift);
+      score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, shift, table, k_address, lane, scores);
       const bool some_hide = step < n_hiding;
       step += uint(SIMDGROUPS);
       slot = next_slot;
@@ -211,8 +212,9 @@
       StepValues<PlainV, KEY_TILES, false> values;
       own_keys.load(StepRows<true>{(const device uchar*)k_at, (const device half*)0, 2u * k_token, last}, lane);
       values.load(StepRows<true>{(const device uchar*)v_at, (const device half*)0, 2u * v_token, last}, lane);
-      float scores[KEY_TILES][TILES][4];
-      score<PlainK, TILES, KEY_TILES>(own_keys, plain_query, plain_factor, nothing, table, k_address, lane, scores);
+      float scores[KEY_TILES][TILES][4], shift[TILES][2];
+      running.shifts(nothing, shift);
+      score<PlainK, TILES, KEY_TILES>(own_keys, plain_query, plain_factor, shift, table, k_address, lane, scores);
       UNROLL for (int u = 0; u < KEY_TILES; ++u)
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int i = 0; i < 4; ++i) {
