@@ -69,6 +69,13 @@ template <class L, int KEY_TILES> struct StepKeys {
     }
     if (has_scale(L::type)) scales.load(rows.scales, lane);
   }
+
+  // Once, when they are needed: until then nothing waits for them.
+  inline void join() {
+    UNROLL for (int u = 0; u < KEY_TILES; ++u)
+      UNROLL for (int e = 0; e < 2; ++e)
+        UNROLL for (int g = 0; g < L::groups; ++g) L::part::join(low[u][e][g], high[u][e][g]);
+  }
 };
 
 // V of a step: codes of this lane's four keys a tile, row by row or as tiles have them, and the scales of its two.
@@ -81,7 +88,10 @@ template <class L, int KEY_TILES, bool TILED> struct StepValues {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
       UNROLL for (int e = 0; e < 4; ++e) {
         const device uchar* row = rows.row(4u * pair_of(lane), uint(16 * u + e));
-        UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, row_of(lane), low[u][e][g], high[u][e][g]);
+        UNROLL for (int g = 0; g < L::groups; ++g) {
+          L::part::load(row, g, row_of(lane), low[u][e][g], high[u][e][g]);
+          L::part::join(low[u][e][g], high[u][e][g]);
+        }
       }
     }
     if (has_scale(L::type)) scales.load(rows.scales, lane);

@@ -91,18 +91,19 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
         load_bytes<high_part, 1>(p + low + bit / 8u, high_codes);
         high_codes[0] >>= bit % 8u;
       }
-      join_high(low_codes, high_codes);
     }
   }
 
-  // Codes of 2 + 1 bits: even pairs as bytes of `low`, odd ones as bytes of `high`, six bits each with the high two on top.
-  static inline void join_high(thread uint* low_codes, thread uint* high_codes) {
+  // What was loaded, made ready for `values`. Codes of 2 + 1 bits: even pairs as bytes of `low`, odd ones as bytes of `high`,
+  // six bits each with the high two on top.
+  static inline void join(thread uint* low_codes, thread uint* high_codes) {
+    if (!high_bits(TYPE)) return;
     constexpr int words = (pairs + 7) / 8;
     UNROLL for (int w = words - 1; w >= 0; --w) {  // backwards: 16 bits of `high` become a word
       const uint twice = double_bytes((high_codes[w / 2] >> (16 * (w % 2))) & 0xffffu);
-      const uint even = ((twice << 4) & 0x00ff00ffu) | (twice & 0xff00ff00u), odd = ((twice << 2) & 0x00ff00ffu) | ((twice >> 2) & 0xff00ff00u);
-      high_codes[w] = ((low_codes[w] >> 4) & 0x0f0f0f0fu) | (odd & 0xf0f0f0f0u);
-      low_codes[w] = (low_codes[w] & 0x0f0f0f0fu) | (even & 0xf0f0f0f0u);
+      const uint even = choose_bits(0x00ff00ffu, twice << 4, twice), odd = choose_bits(0x00ff00ffu, twice << 2, twice >> 2);
+      high_codes[w] = choose_bits(0x0f0f0f0fu, low_codes[w] >> 4, odd);
+      low_codes[w] = choose_bits(0x0f0f0f0fu, low_codes[w], even);
     }
   }
 

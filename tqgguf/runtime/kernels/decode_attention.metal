@@ -169,6 +169,7 @@
           UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle(i < 8u ? mean_products[0][t][e] : mean_products[0][t][e + 2], ushort(source));
       }
       float scores[KEY_TILES][TILES][4], shift[TILES][2];
+      keys.join();
       running.shifts(page_offset, shift);
       score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, shift, table, k_address, lane, scores);
       const bool some_hide = step < n_hiding;
