@@ -27,8 +27,8 @@ from tqgguf.formats.cores import cores
 from tqgguf.runtime.attention.attend import attend
 from tqgguf.runtime.attention.attention_c import CReading
 from tqgguf.runtime.attention.readings import NumpyReading, Reading
+from tqgguf.runtime.kv.float_side import FLOAT_DTYPES
 from tqgguf.runtime.kv.side_view import PAGE, SideView
-from tqgguf.runtime.kv.sides import FLOAT_DTYPES
 from tqgguf.runtime.native.library import Library, load_library
 
 PAIRS = ["turbo4/turbo4", "turbo4/turbo3", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0", "f16/f16"]

@@ -21,7 +21,7 @@ from tiny_models import (
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.config import override_rope, resolve_context
-from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.models.load import OpenModel, open_model
 
 RECORDED = np.load(Path(__file__).parent / "data" / "tiny_logits.npz")

@@ -20,7 +20,8 @@ from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.readings import NumpyReading, Reading
-from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.models.load import open_model
 
 MODELS = {"llama": TinyModel("llama"), "gemma3": TinyModel("gemma3", n_layers=3, window=64, window_pattern=2)}

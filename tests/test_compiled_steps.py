@@ -23,7 +23,8 @@ from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.hook import scaled_dot_product_attention
 from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
-from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.generation.compiled_model import CompiledModel
 from tqgguf.runtime.models.load import open_model
 

@@ -18,7 +18,7 @@ from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.hook import Step
-from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.evaluation.examination import OTHER_TYPES, TYPES, proposable_types
 from tqgguf.runtime.evaluation.sensitivity import measure_sensitivity
 from tqgguf.runtime.models.load import open_model

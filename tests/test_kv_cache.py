@@ -17,7 +17,8 @@ from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape, kv_bytes
 from tqgguf.formats.errors import EncodeError, RequestError, TqggufError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 
 HEADS, DIM = 2, 64
 TYPE_PAIRS = [("turbo4", "turbo3"), ("q8_0", "q4_0"), ("turbo2", "f16"), ("f16", "f16"), ("bf16", "iq4_nl")]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tqgguf.formats.blocks.cache_spec import CacheSpec
-from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import LoadedModel, open_model
 

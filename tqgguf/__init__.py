@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tqgguf.formats.rules.finding import Finding
     from tqgguf.formats.snapshots.read import open_snapshot
     from tqgguf.formats.validation.validate import validate
-    from tqgguf.runtime.cache.kv_cache import make_prompt_cache
+    from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
     from tqgguf.runtime.generation.cache_files import load_prompt_cache, save_prompt_cache
     from tqgguf.runtime.generation.compiled_model import compiled
     from tqgguf.runtime.models.load import load_model
@@ -51,7 +51,7 @@ _NEEDS_MLX = {
     "compiled": "tqgguf.runtime.generation.compiled_model",
     "load_model": "tqgguf.runtime.models.load",
     "load_prompt_cache": "tqgguf.runtime.generation.cache_files",
-    "make_prompt_cache": "tqgguf.runtime.cache.kv_cache",
+    "make_prompt_cache": "tqgguf.runtime.cache.make_prompt_cache",
     "save_prompt_cache": "tqgguf.runtime.generation.cache_files",
 }
 

@@ -1,4 +1,4 @@
-"""The KV cache in blocks, in mlx-lm's cache protocol, and `make_prompt_cache` that builds one per layer of a model.
+"""The KV cache in blocks, in mlx-lm's cache protocol.
 
 One `BlockKVCache` holds one layer: two sides, an offset, a window. Batch size 1. What a query reads as blocks and what
 in f16 is decided in `attend`; how sides store it in `kv.sides`.
@@ -7,14 +7,13 @@ in f16 is decided in `attend`; how sides store it in `kv.sides`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import KVCache, RotatingKVCache, _BaseCache
-from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
+from mlx_lm.models.cache import _BaseCache
 from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout
@@ -26,13 +25,13 @@ from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.cache.batch_cache import BatchBlockKVCache
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
+from tqgguf.runtime.kv.float_side import FloatSide
 from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.kv.planes import Plane
-from tqgguf.runtime.kv.rope_layout import rope_layouts
 from tqgguf.runtime.kv.rows import check_rows, kind_of_rows
 from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole, layer_codec
 from tqgguf.runtime.kv.side_view import PAGE, SideView
-from tqgguf.runtime.kv.sides import BlockSide, FloatSide, Growth, Waiting
+from tqgguf.runtime.kv.sides import BlockSide, Growth, Waiting
 
 
 class BlockKVCache(_BaseCache):
@@ -427,56 +426,3 @@ def _open_scale(side: BlockSide | FloatSide) -> ChannelScale | None:
     """A side's channel scale while queries are still to decide it."""
     scale = side.scale if isinstance(side, BlockSide) else None
     return scale if scale is not None and scale.is_open else None
-
-
-def make_prompt_cache(
-    model: Any,
-    type_k: str = "turbo4",
-    type_v: str = "turbo3",
-    *,
-    n_prefix: int | None = None,
-    balance: str | None = None,
-    channel_scales: Mapping[int, mx.array | NDArray[np.float32]] | None = None,
-    tail: bool = True,
-    strict: bool = False,
-    usage: hook.Usage | None = None,
-    reading: Reading | None = None,
-    keeps_pages: bool = False,
-) -> list[Any]:
-    """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
-
-    Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
-    (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
-    in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
-    turbo K, 'off' for others). channel_scales: `read_calibration(file).scales`, [n_kv_heads, head_dim] by layer; layers
-    without one take theirs from page 0. tail, keeps_pages: see `BlockKVCache`. strict: attention that cannot read
-    blocks is an error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head
-    size that a type cannot hold (naming the layer).
-    """
-    spec = CacheSpec(type_k, type_v, n_prefix, balance)
-    spec.check()
-    hook.install()
-    usage = usage or hook.Usage(strict=strict)
-    ropes = dict(enumerate(rope_layouts(model)))
-    if not isinstance(channel_scales, Mapping | None):
-        raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
-    scales = dict(channel_scales or {})
-    caches = mlx_prompt_cache(model)
-    for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
-        sliding = type(cache) is RotatingKVCache and cache.keep == 0
-        if type(cache) is KVCache or sliding:
-            caches[layer] = BlockKVCache(
-                types.type_k,
-                types.type_v,
-                layer=layer,
-                window=cache.max_size if sliding else None,
-                n_prefix=types.n_prefix,
-                balance=types.balance,
-                rope=ropes.get(layer, NOT_ROTATED),
-                channel_scale=scales.get(layer),
-                tail=tail,
-                usage=usage,
-                reading=reading,
-                keeps_pages=keeps_pages,
-            )
-    return caches

@@ -26,8 +26,9 @@ from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.snapshots.snapshot import LayerSnapshot, SideSnapshot, Snapshot
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.kv.float_side import FLOAT_DTYPES, FloatSide
 from tqgguf.runtime.kv.settings import LayerSettings
-from tqgguf.runtime.kv.sides import FLOAT_DTYPES, BlockSide, FloatSide
+from tqgguf.runtime.kv.sides import BlockSide
 
 _BITS = {"f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}
 PAGES_AT_A_TIME = 64  # of one side that are permuted at once: a few MB, which stay in a core's cache

@@ -22,7 +22,8 @@ from tqgguf.formats.blocks.kv_size import SIDES
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.attend import attend
 from tqgguf.runtime.attention.hook import Step, Usage
-from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.kv.rope_layout import rope_layouts
 from tqgguf.runtime.kv.side_view import PAGE, cuts
 from tqgguf.runtime.models.loaded_model import LoadedModel

@@ -19,7 +19,8 @@ from tqgguf.formats.snapshots.fit import check_cache, check_model, spec_of
 from tqgguf.formats.snapshots.read import open_snapshot
 from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, Snapshot
 from tqgguf.formats.snapshots.write import write_snapshot
-from tqgguf.runtime.cache.kv_cache import BlockKVCache, make_prompt_cache
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers
 from tqgguf.runtime.models.loaded_model import LoadedModel
 

@@ -24,7 +24,8 @@ from tqgguf.formats.snapshots.snapshot import Snapshot
 from tqgguf.runtime.attention.hook import Usage
 from tqgguf.runtime.attention.readings import Reads
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
-from tqgguf.runtime.cache.kv_cache import BlockKVCache, can_go_back, make_prompt_cache
+from tqgguf.runtime.cache.kv_cache import BlockKVCache, can_go_back
+from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK, round_chunk
 from tqgguf.runtime.generation.prompt_pieces import PromptPieces

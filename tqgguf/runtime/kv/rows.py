@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.kv.sides import BlockSide, FloatSide
+from tqgguf.runtime.kv.float_side import FloatSide
+from tqgguf.runtime.kv.sides import BlockSide
 
 
 def check_rows(

@@ -1,8 +1,8 @@
-"""How one side (K or V) of one layer is stored, and what a step of attention may read of it.
+"""How one side (K or V) of one layer is stored in a block type, and what a step of attention may read of it.
 
 `BlockSide` keeps whole pages as planes of codes and scales, the unfilled page as an f16 tail, and the first tokens (the
-exact prefix) in f16. `FloatSide` keeps every row in its own float type. Both answer with a `SideView`, whose readings
-are by absolute token position. Knows nothing of queries, masks or mlx-lm.
+exact prefix) in f16. It answers with a `SideView`, whose readings are by absolute token position, as `FloatSide` does
+for float types. Knows nothing of queries, masks or mlx-lm.
 """
 
 from __future__ import annotations
@@ -12,20 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
-import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_rows, to_tiles
-from tqgguf.runtime.kv import block_ops
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv.planes import Plane
+from tqgguf.runtime.kv.saved import as_saved, expect
 from tqgguf.runtime.kv.side_view import PAGE, SideView
-
-ROW_STEP = 32  # rows that float planes grow by at least
-
-FLOAT_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
 
 class PageEncoder(Protocol):
@@ -266,24 +261,24 @@ class BlockSide:
         if tiled and not can_be_tiled(codec):
             raise FormatError(f"cache state: expected rows of {codec.cache_type}, found tiles, which it has not")
         n_expected = 4 + (self.means is not None) + 2 * (self.scale is not None)
-        codes, scales, prefix, tail, *balance = _as_saved(saved, n_expected)
+        codes, scales, prefix, tail, *balance = as_saved(saved, n_expected)
         n_heads = next((a.shape[axis] for a, axis in ((codes, 1), (tail, 0), (prefix, 0)) if a is not None), 0)
         pages = offset // PAGE - first_page
         n_prefix = min(self.n_prefix, offset) if first_page == 0 else 0
-        _expect("codes", codes, (pages, n_heads, PAGE, codec.n_blocks * codec.code_bytes), mx.uint8)
-        _expect("scales", scales, (pages, n_heads, PAGE, codec.n_blocks * codec.n_scales), mx.float16)
-        _expect("the exact prefix", prefix, (n_heads, n_prefix, codec.head_dim), mx.float16)
-        _expect("the tail", tail, (n_heads, offset % PAGE, codec.head_dim), mx.float16)
+        expect("codes", codes, (pages, n_heads, PAGE, codec.n_blocks * codec.code_bytes), mx.uint8)
+        expect("scales", scales, (pages, n_heads, PAGE, codec.n_blocks * codec.n_scales), mx.float16)
+        expect("the exact prefix", prefix, (n_heads, n_prefix, codec.head_dim), mx.float16)
+        expect("the tail", tail, (n_heads, offset % PAGE, codec.head_dim), mx.float16)
         if self.means is not None:
-            _expect("page means", balance[0], (pages, n_heads, codec.head_dim), mx.float16)
+            expect("page means", balance[0], (pages, n_heads, codec.head_dim), mx.float16)
         if self.scale is not None:
             value, squares = balance[1:]
             if value is not None or pages:
-                _expect("the channel scale", value, (n_heads, codec.head_dim), mx.float32)
+                expect("the channel scale", value, (n_heads, codec.head_dim), mx.float32)
                 checked_scale(value, "cache state")
             if squares is not None:
                 n_counted = squares.shape[1] if squares.ndim == 3 and value is None else 0
-                _expect("squares of queries", squares, (n_heads, min(n_counted, offset), codec.head_dim), mx.float32)
+                expect("squares of queries", squares, (n_heads, min(n_counted, offset), codec.head_dim), mx.float32)
                 if not mx.all(squares >= 0):
                     raise FormatError("cache state: squares of queries: expected numbers >= 0, found others")
             self.scale = replace(self.scale, value=value, query_squares=squares)
@@ -323,97 +318,6 @@ class BlockSide:
         return None if self.codes.array is None else self.codes.array.shape[1]
 
 
-@dataclass
-class FloatSide:
-    """Every row in its own float type; not paged, but freed in whole pages like blocks."""
-
-    codec: Codec
-    encoder: PageEncoder
-    first_page: int = 0
-    plane: Plane = field(default_factory=lambda: Plane(step=ROW_STEP))
-    tiled = False
-
-    def append(self, new: mx.array) -> SideView:
-        """Add rows [1, n_kv_heads, tokens, head_dim]. Returns what this step reads."""
-        written = self.encoder.host_rows(self.codec.cache_type, new)
-        if written is not None:
-            self.plane.append_host(written[0].swapaxes(0, 1))
-        else:
-            dtype = FLOAT_DTYPES[self.codec.cache_type]
-            new = (block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype))[0]
-            self.plane.append(new.swapaxes(0, 1))
-        rows, host = self.plane.read(), self.plane.host
-        assert rows is not None
-        host = None if host is None else host.swapaxes(0, 1)
-        return SideView(self.codec, rows.swapaxes(0, 1), self.first_page * PAGE, host=host)
-
-    def release(self, first_page: int) -> None:
-        """Free the rows of the pages before `first_page`."""
-        if first_page > self.first_page:
-            self.plane.drop_front((first_page - self.first_page) * PAGE)
-            self.first_page = first_page
-
-    def truncate(self, length: int) -> None:
-        """Keep the tokens before `length`."""
-        self.plane.truncate(length - self.first_page * PAGE)
-
-    @property
-    def nbytes(self) -> int:
-        return self.plane.nbytes
-
-    def arrays(self) -> tuple[mx.array | None, ...]:
-        return (self.plane.read(),)
-
-    def restore(self, first_page: int, offset: int, saved: Sequence[Any], tiled: bool = False) -> None:
-        """As `BlockSide.restore`."""
-        if tiled:
-            raise FormatError(f"cache state: expected rows of {self.codec.cache_type}, found tiles, which it has not")
-        (rows,) = _as_saved(saved, 1)
-        n_heads = 0 if rows is None else rows.shape[1]
-        n_rows = offset - first_page * PAGE
-        _expect("rows", rows, (n_rows, n_heads, self.codec.head_dim), FLOAT_DTYPES[self.codec.cache_type])
-        self.first_page = first_page
-        self.plane = Plane(rows, n_rows, ROW_STEP)
-
-    def copy(self) -> FloatSide:
-        """As `BlockSide.copy`."""
-        return FloatSide(self.codec, self.encoder, self.first_page, self.plane.copy())
-
-    @property
-    def n_heads(self) -> int | None:
-        """KV heads, None while there are no rows."""
-        return None if self.plane.array is None else self.plane.array.shape[1]
-
-
 def _whole_pages(rows: mx.array) -> list[mx.array]:
     """Rows [n_kv_heads, tokens, head_dim] that begin with a page, as the pages that they fill."""
     return [rows[:, end - PAGE : end] for end in range(PAGE, rows.shape[1] + 1, PAGE)]
-
-
-def _as_saved(saved: Any, count: int) -> Sequence[Any]:
-    """`saved` as that many arrays of at least two axes, any of them None."""
-    arrays = saved if isinstance(saved, (list, tuple)) else [saved]
-    if len(arrays) != count or any(a is not None and (not isinstance(a, mx.array) or a.ndim < 2) for a in arrays):
-        found = ", ".join(str(a.shape) if isinstance(a, mx.array) else type(a).__name__ for a in arrays)
-        raise FormatError(f"cache state: expected {count} arrays for each of K and V, found {found or 'none'}")
-    return arrays
-
-
-def _expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
-    """FormatError unless it is of that shape and type, without NaN and infinities; None stands for no values."""
-    if array is None and 0 in shape:
-        return
-    if array is None or array.shape != shape or array.dtype != dtype:
-        found = "none" if array is None else f"{array.dtype} {array.shape}"
-        raise FormatError(f"cache state: {name}: expected {dtype} {shape}, found {found}")
-    if mx.issubdtype(dtype, mx.floating) and array.size and not _is_finite(array):
-        raise FormatError(f"cache state: {name}: expected finite numbers, found others")
-
-
-def _is_finite(array: mx.array) -> bool:
-    """Whether no value has the exponent of infinities and NaN; by its bits, which numpy compares many at a time."""
-    bits: Any
-    bits, exponent = (np.uint32, 0x7F800000) if array.dtype == mx.float32 else (np.uint16, 0x7C00)
-    if array.dtype == mx.bfloat16:
-        array, exponent = array.view(mx.uint16), 0x7F80
-    return bool((np.asarray(array).view(bits) & bits(exponent)).max() < exponent)

@@ -1,0 +1,73 @@
+"""A block cache for each layer of an mlx-lm model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
+from numpy.typing import NDArray
+
+from tqgguf.formats.blocks.balance import NOT_ROTATED
+from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.kv.rope_layout import rope_layouts
+
+
+def make_prompt_cache(
+    model: Any,
+    type_k: str = "turbo4",
+    type_v: str = "turbo3",
+    *,
+    n_prefix: int | None = None,
+    balance: str | None = None,
+    channel_scales: Mapping[int, mx.array | NDArray[np.float32]] | None = None,
+    tail: bool = True,
+    strict: bool = False,
+    usage: hook.Usage | None = None,
+    reading: Reading | None = None,
+    keeps_pages: bool = False,
+) -> list[Any]:
+    """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
+
+    Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
+    (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
+    in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
+    turbo K, 'off' for others). channel_scales: `read_calibration(file).scales`, [n_kv_heads, head_dim] by layer; layers
+    without one take theirs from page 0. tail, keeps_pages: see `BlockKVCache`. strict: attention that cannot read
+    blocks is an error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head
+    size that a type cannot hold (naming the layer).
+    """
+    spec = CacheSpec(type_k, type_v, n_prefix, balance)
+    spec.check()
+    hook.install()
+    usage = usage or hook.Usage(strict=strict)
+    ropes = dict(enumerate(rope_layouts(model)))
+    if not isinstance(channel_scales, Mapping | None):
+        raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
+    scales = dict(channel_scales or {})
+    caches = mlx_prompt_cache(model)
+    for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
+        sliding = type(cache) is RotatingKVCache and cache.keep == 0
+        if type(cache) is KVCache or sliding:
+            caches[layer] = BlockKVCache(
+                types.type_k,
+                types.type_v,
+                layer=layer,
+                window=cache.max_size if sliding else None,
+                n_prefix=types.n_prefix,
+                balance=types.balance,
+                rope=ropes.get(layer, NOT_ROTATED),
+                channel_scale=scales.get(layer),
+                tail=tail,
+                usage=usage,
+                reading=reading,
+                keeps_pages=keeps_pages,
+            )
+    return caches

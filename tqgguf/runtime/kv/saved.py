@@ -1,0 +1,40 @@
+"""What is checked of a side's saved arrays before a cache takes them over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from tqgguf.formats.errors import FormatError
+
+
+def as_saved(saved: Any, count: int) -> Sequence[Any]:
+    """`saved` as that many arrays of at least two axes, any of them None."""
+    arrays = saved if isinstance(saved, (list, tuple)) else [saved]
+    if len(arrays) != count or any(a is not None and (not isinstance(a, mx.array) or a.ndim < 2) for a in arrays):
+        found = ", ".join(str(a.shape) if isinstance(a, mx.array) else type(a).__name__ for a in arrays)
+        raise FormatError(f"cache state: expected {count} arrays for each of K and V, found {found or 'none'}")
+    return arrays
+
+
+def expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    """FormatError unless it is of that shape and type, without NaN and infinities; None stands for no values."""
+    if array is None and 0 in shape:
+        return
+    if array is None or array.shape != shape or array.dtype != dtype:
+        found = "none" if array is None else f"{array.dtype} {array.shape}"
+        raise FormatError(f"cache state: {name}: expected {dtype} {shape}, found {found}")
+    if mx.issubdtype(dtype, mx.floating) and array.size and not _is_finite(array):
+        raise FormatError(f"cache state: {name}: expected finite numbers, found others")
+
+
+def _is_finite(array: mx.array) -> bool:
+    """Whether no value has the exponent of infinities and NaN; by its bits, which numpy compares many at a time."""
+    bits: Any
+    bits, exponent = (np.uint32, 0x7F800000) if array.dtype == mx.float32 else (np.uint16, 0x7C00)
+    if array.dtype == mx.bfloat16:
+        array, exponent = array.view(mx.uint16), 0x7F80
+    return bool((np.asarray(array).view(bits) & bits(exponent)).max() < exponent)
