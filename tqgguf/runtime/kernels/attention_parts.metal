@@ -279,10 +279,9 @@ inline void take(thread float (&scores)[KEY_TILES][TILES][4], const thread StepV
 template <class L, int TILES, int SIMDGROUPS, int SLICES, int ROOM>
 inline void write_sums(thread Running<SLICES, TILES>& running, SHARED_POINTER(uint) room, SHARED_POINTER(float) maxima, SHARED_POINTER(float) sums,
                        device float* out, device float* statistics, uint lane, uint simdgroup) {
-  constexpr int elements = SLICES * TILES * 4;
-  constexpr int phases = phases_for(SIMDGROUPS * elements * 32, ROOM);
-  constexpr int in_phase = elements / phases;
-  static_assert(elements % phases == 0, "a phase takes whole elements");
+  // A unit: the eight values that a lane has of two neighbouring slices of a tile.
+  constexpr int slice_pairs = SLICES / 2, units = slice_pairs * TILES, at_once = ROOM / (SIMDGROUPS * 256);
+  static_assert(SLICES % 2 == 0 && L::slices % 2 == 0 && at_once > 0, "a phase takes whole units");
   UNROLL for (int t = 0; t < TILES; ++t)
     UNROLL for (int e = 0; e < 2; ++e) {
       const float sum = column_sum(running.sum[t][e]);
@@ -305,23 +304,34 @@ inline void write_sums(thread Running<SLICES, TILES>& running, SHARED_POINTER(ui
         statistics[2u * column + 1u] = sum;
       }
     }
-  UNROLL for (int phase = 0; phase < phases; ++phase) {
-    if (phase > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-    UNROLL for (int j = 0; j < SLICES; ++j)
-      UNROLL for (int t = 0; t < TILES; ++t)
-        UNROLL for (int i = 0; i < 4; ++i) {
-          const int element = (j * TILES + t) * 4 + i;
-          if (element / in_phase == phase)
-            room[(simdgroup * uint(in_phase) + uint(element % in_phase)) * 32u + lane] = as_type<uint>(running.values[j][t][i]);
-        }
+  SHARED_POINTER(uint) own = room + (simdgroup * 256u + lane);
+  UNROLL for (int first = 0; first < units; first += at_once) {
+    if (first > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+    UNROLL for (int u = first; u < units && u < first + at_once; ++u)
+      UNROLL for (int x = 0; x < 8; ++x)
+        own[((u - first) * SIMDGROUPS * 8 + x) * 32] = as_type<uint>(running.values[u % slice_pairs * 2 + x / 4][u / slice_pairs][x % 4]);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint w = simdgroup * 32u + lane; w < uint(in_phase * 32); w += uint(SIMDGROUPS * 32)) {
-      const uint element = w / 32u + uint(phase * in_phase), i = element % 4u, t = element / 4u % uint(TILES), slice = element / uint(4 * TILES);
-      const uint column = 8u * t + 2u * pair_of(w % 32u) + i % 2u;
-      const uint value = uint(L::part::value_of(int(row_of(w % 32u)), int(slice) % L::slices, int(i / 2u)));
-      float sum = 0.0f;
-      for (int k = 0; k < SIMDGROUPS; ++k) sum += as_type<float>(uint(room[uint(k * in_phase * 32) + w]));
-      out[column * uint(L::dim) + slice / uint(L::slices) * uint(L::group) + value] = sum;
+    // Of a unit and one of the lane's two columns: four values, which lie together but in q4_0.
+    const uint n_items = 2u * uint(units - first < at_once ? units - first : at_once);
+    for (uint item = simdgroup; item < n_items; item += uint(SIMDGROUPS)) {
+      const uint unit = item / 2u + uint(first), slice = unit % uint(slice_pairs) * 2u;
+      const uint column = 8u * (unit / uint(slice_pairs)) + 2u * pair_of(lane) + item % 2u;
+      SHARED_POINTER(uint) found = room + ((item / 2u * uint(SIMDGROUPS * 8) + item % 2u) * 32u + lane);
+      float four[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      UNROLL for (int k = 0; k < SIMDGROUPS; ++k)
+        UNROLL for (int x = 0; x < 4; ++x) four[x] += as_type<float>(uint(found[(k * 8 + x * 2) * 32]));
+      device float* group = out + (column * uint(L::dim) + slice / uint(L::slices) * uint(L::group));
+      const int in_group = int(slice) % L::slices;
+      if (L::type == Q4_0) {
+        UNROLL for (int x = 0; x < 4; ++x) group[L::part::value_of(int(row_of(lane)), in_group + x / 2, x % 2)] = four[x];
+      } else {
+        uint4 words;
+        words.x = as_type<uint>(four[0]);
+        words.y = as_type<uint>(four[1]);
+        words.z = as_type<uint>(four[2]);
+        words.w = as_type<uint>(four[3]);
+        *(device uint4*)(group + L::part::value_of(int(row_of(lane)), in_group, 0)) = words;
+      }
     }
   }
 }

@@ -14,8 +14,6 @@ constexpr float scale_factor(int type) { return type == Q8_0 || type == Q4_0 ? 1
 
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
-// Into how many phases `words` go through `room`.
-constexpr int phases_for(int words, int room) { return words <= room ? 1 : 2 * phases_for((words + 1) / 2, room); }
 constexpr int words_of(int bytes) { return (bytes + 3) / 4; }
 // The largest power of two up to 16 that divides all sizes of which `sizes` is the bitwise or.
 constexpr int alignment_of(int sizes) { return (sizes | 16) & -(sizes | 16); }
