@@ -10,7 +10,10 @@
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const uint place = (head * n_chunks + chunk) * n_splits * uint(8 * TILES) + column % uint(8 * TILES);
 
-  // What is read before the weights are known: the first AHEAD splits of each simdgroup, and the own page's sums.
+  // What is read before the weights are known: the first AHEAD splits of each simdgroup, and what the end needs, the own
+  // page's sums and the rotation.
+  Rotation<PER_LANE, V_ROTATION> rotation;
+  rotation.load(v_signs, lane);
   constexpr int AHEAD = 4;
   float ahead[AHEAD][PER_LANE], own[PER_LANE];
   UNROLL for (int k = 0; k < AHEAD; ++k) {
@@ -20,6 +23,8 @@
   }
   const uint own_at = place + n_coded * uint(8 * TILES);
   UNROLL for (int i = 0; i < PER_LANE; ++i) own[i] = sums[ulong(own_at) * ulong(V_DIM) + ulong(uint(i) * 32u + lane)];
+
+  const float own_maximum = statistics[2u * own_at];
 
   float maximum = -1.0e30f, sum = 0.0f;
   for (uint s = lane; s < n_splits; s += 32u) {
@@ -58,8 +63,8 @@
       for (int k = 0; k < SIMDGROUPS; ++k) v += joined[uint(k * V_DIM + i * 32) + lane];
       x[i] = v;
     }
-    unrotate<PER_LANE, V_ROTATION>(x, v_signs, lane);
-    const float weight = exp2_fast(statistics[2u * own_at] - maximum), inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+    rotation.undo(x, lane);
+    const float weight = exp2_fast(own_maximum - maximum), inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
     UNROLL for (int i = 0; i < PER_LANE; ++i)
       out[(head * n_columns + column) * uint(V_DIM) + uint(i) * 32u + lane] = T((x[i] + weight * own[i]) * inverse);
   }

@@ -36,6 +36,13 @@ template <int PER_LANE, int SIZE> struct Rotation {
     hadamard<PER_LANE, larger(SIZE, 32)>(x, lane);
     UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= after[i];
   }
+  // The inverse: the factors change places.
+  inline void undo(thread float* x, uint lane) const {
+    if (SIZE == 1) return;
+    UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= after[i];
+    hadamard<PER_LANE, larger(SIZE, 32)>(x, lane);
+    UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= before[i];
+  }
 };
 
 // signs: the factors before, then those after, SIZE each.
@@ -43,14 +50,6 @@ template <int PER_LANE, int SIZE> inline void rotate(thread float* x, const devi
   Rotation<PER_LANE, SIZE> rotation;
   rotation.load(signs, lane);
   rotation.apply(x, lane);
-}
-
-// The inverse: the factors change places.
-template <int PER_LANE, int SIZE> inline void unrotate(thread float* x, const device float* signs, uint lane) {
-  if (SIZE == 1) return;
-  UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= signs[uint(SIZE) + (uint(i) * 32u + lane) % uint(SIZE)];
-  hadamard<PER_LANE, larger(SIZE, 32)>(x, lane);
-  UNROLL for (int i = 0; i < PER_LANE; ++i) x[i] *= signs[(uint(i) * 32u + lane) % uint(SIZE)];
 }
 
 }  // namespace tq
