@@ -248,7 +248,7 @@ def _padded(q: mx.array, before: int, after: int) -> mx.array:
 
 def _runs(q: mx.array, n: int) -> mx.array:
     """Rows [1, heads, rows, head_dim] as n runs [n, heads, rows / n, head_dim]."""
-    return q[0].reshape(q.shape[1], n, -1, q.shape[3]).swapaxes(0, 1)
+    return q.reshape(q.shape[1], n, -1, q.shape[3]).swapaxes(0, 1)  # q[0] would be a copy
 
 
 def _key_runs(rows: mx.array, n: int) -> mx.array:

@@ -170,9 +170,9 @@ def _traced_step(
     planes: list[list[mx.array]],
 ) -> tuple[mx.array, list[mx.array]]:
     """What `evaluate` returns, and all tails with the token's rows."""
-    pairs = zip(tails[::2], tails[1::2], strict=True)
+    pairs, offset = zip(tails[::2], tails[1::2], strict=True), position[:1].squeeze()
     traced = [
-        _TracedCache(layer, pair, arrays, n_held, position)
+        _TracedCache(layer, pair, arrays, n_held, position, offset)
         for layer, pair, arrays in zip(layers, pairs, planes, strict=True)
     ]
     out = evaluate(token, traced)
@@ -227,10 +227,11 @@ class _TracedCache:
         planes: list[mx.array],
         n_held: mx.array,
         position: mx.array,
+        offset: mx.array,
     ) -> None:
         self._standing, self._tails, self._planes = standing, tails, planes
         self._n_held, self._position = n_held, position
-        self.offset = position[0]
+        self.offset = offset
         self._step: _TracedStep | None = None
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:

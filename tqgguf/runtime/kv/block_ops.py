@@ -29,7 +29,7 @@ def to_f16(x: mx.array) -> mx.array:
 
 def join_rows(tail: mx.array | None, new: mx.array) -> mx.array:
     """`Reading.join`, lazily."""
-    new = to_f16(new)[0]
+    new = to_f16(new).squeeze(0)
     return new if tail is None else mx.concatenate([tail, new], axis=1)
 
 
