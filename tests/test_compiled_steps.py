@@ -106,10 +106,12 @@ def test_one_graph_serves_all_pages_that_planes_have_room_for() -> None:
         return model(tokens, cache=layers)
 
     steps = CompiledSteps(evaluate)
-    for i in range(START, START + 2 * 128 + 10):
+    for i in range(START, START + 128 + 10):
         out = steps.step(token(i % 250), caches)
         mx.eval(model(token(i % 250), cache=caches) if out is None else out)
     assert len(traced) == 2  # planes grew once, when the first page filled
+    copies = [cache.copy() for cache in caches]
+    assert steps.step(token(0), copies) is not None and len(traced) == 2
 
 
 def test_steps_that_are_over_keep_no_cache_alive() -> None:

@@ -10,18 +10,20 @@ Knows nothing of what a model is beyond a function of tokens and caches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
+from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.hook import CausalMask, LazyKV, Step, Usage
+from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kernels.launch import position_array
 from tqgguf.runtime.kv.lent_tails import LentTails
-from tqgguf.runtime.kv.rows import check_rows
 from tqgguf.runtime.kv.side_view import PAGE, SideView
 from tqgguf.runtime.kv.sides import BlockSide
 
@@ -95,6 +97,57 @@ def _obstacle(cache: Any) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class _SideForm:
+    """What a graph has of a side in itself; the rest are arrays that it is called with."""
+
+    codec: Codec
+    first_page: int
+    tiled: bool
+    centred: bool
+    n_prefix: int
+    scaled: bool
+
+    @classmethod
+    def of(cls, side: BlockSide) -> _SideForm:
+        n_prefix = 0 if side.prefix is None else side.prefix.shape[1]
+        scaled = side.channel_scale is not None
+        return cls(side.codec, side.first_page, side.tiled, side.means is not None, n_prefix, scaled)
+
+    def view(self, tail: mx.array, arrays: Iterator[mx.array]) -> SideView:
+        """By the next of the arrays that `_arrays_of` gave."""
+        codes, scales = next(arrays), next(arrays)
+        prefix = next(arrays) if self.n_prefix else None
+        means = next(arrays) if self.centred else None
+        scale = next(arrays) if self.scaled else None
+        return SideView(self.codec, tail, 0, codes, scales, self.first_page, prefix, means, scale, self.tiled)
+
+
+def _arrays_of(side: BlockSide) -> list[mx.array]:
+    means = None if side.means is None else side.means.array
+    given = (side.codes.array, side.scales.array, side.prefix, means, side.channel_scale)
+    return [array for array in given if array is not None]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a graph has of a layer's cache in itself."""
+
+    reading: Reading
+    layer: int
+    window: int | None
+    n_kv_heads: int
+    sides: tuple[_SideForm, _SideForm]
+
+    @property
+    def n_prefix(self) -> int:
+        return max(side.n_prefix for side in self.sides)
+
+    def n_shares(self, group_size: int, n_pages: int) -> int:
+        k, v = (side.codec for side in self.sides)
+        return self.reading.n_shares(k, v, self.n_kv_heads, group_size, n_pages)
+
+
 class _Layer:
     """A layer's cache as a page of steps begins; page 0 is full."""
 
@@ -103,77 +156,57 @@ class _Layer:
         assert sides is not None
         k, v = sides
         assert isinstance(k, BlockSide) and isinstance(v, BlockSide)
-        self.cache, self.sides = cache, (k, v)
+        forms = _SideForm.of(k), _SideForm.of(v)
+        self.cache = cache
+        self.form = _Form(cache.reading, cache.layer, cache.window, k.n_heads or 0, forms)
         page = cache.offset // PAGE
         self.n_pages = page - max(k.first_page, v.first_page, cache.first_needed(page * PAGE))
-        self.n_prefix = next((side.prefix.shape[1] for side in self.sides if side.prefix is not None), 0)
-        self.arrays = [plane.array for side in self.sides for plane in side.planes]
-        self.tails = LentTails(self.sides)
+        self.arrays = [*_arrays_of(k), *_arrays_of(v)]
+        self.tails = LentTails((k, v))
 
 
-class _Standing:
-    """What a graph has of a layer's cache in itself, and what it found out when it was traced."""
+@dataclass
+class _Seen:
+    """What a layer's attention was asked for when the graph was traced, over n_pages."""
 
-    def __init__(self, layer: _Layer) -> None:
-        self.cache, self.n_pages = layer.cache, layer.n_pages
-        self.sides = [
-            (side.codec, side.first_page, side.tiled, side.means is not None, side.prefix, side.channel_scale)
-            for side in layer.sides
-        ]
-        self.n_kv_heads = layer.sides[0].n_heads or 0
-        self.read_window = layer.cache.window
-        self.group_size = 0
-
-    def fits(self, layer: _Layer) -> bool:
-        """Whether the graph is right for a layer's cache as it now is."""
-        if layer.cache is not self.cache:
-            return False
-        for (_, first_page, _, _, *arrays), side in zip(self.sides, layer.sides, strict=True):
-            same = zip(arrays, (side.prefix, side.channel_scale), strict=True)
-            if side.first_page != first_page or not all(a is b for a, b in same):
-                return False
-        return self._n_shares(layer.n_pages) == self._n_shares(self.n_pages)
-
-    def _n_shares(self, n_pages: int) -> int:
-        k, v = (codec for codec, *_ in self.sides)
-        return self.cache.reading.n_shares(k, v, self.n_kv_heads, self.group_size, n_pages)
-
-    def views(self, tails: Sequence[mx.array], planes: list[mx.array]) -> tuple[SideView, SideView]:
-        """What attention reads, by the arrays of a call."""
-        left, made = iter(planes), []
-        for (codec, first_page, tiled, centred, prefix, scale), tail in zip(self.sides, tails, strict=True):
-            codes, scales, means = next(left), next(left), next(left) if centred else None
-            view = SideView(codec, tail, 0, codes, scales, first_page, prefix, means, scale, tiled)
-            made.append(view)
-        return made[0], made[1]
+    n_pages: int
+    window: int | None
+    group_size: int = 0
 
 
 class _Graph:
     """A step of all layers, traced when it is called with arrays of other shapes than before."""
 
     def __init__(self, evaluate: Evaluate, layers: list[_Layer]) -> None:
-        self.standing = [_Standing(layer) for layer in layers]
-        # no method, which would keep the graph, and with it the caches, alive in a circle
-        self.call = layers[0].cache.reading.compiled(partial(_traced_step, evaluate, self.standing))
+        self._forms = [layer.form for layer in layers]
+        self.seen = [_Seen(layer.n_pages, layer.form.window) for layer in layers]
+        # no method, which would keep the graph alive in a circle
+        self.call = layers[0].form.reading.compiled(partial(_traced_step, evaluate, self._forms, self.seen))
 
     def fits(self, layers: list[_Layer]) -> bool:
-        return all(standing.fits(layer) for standing, layer in zip(self.standing, layers, strict=True))
+        """Whether the graph is right for these layers as they now are."""
+        return len(layers) == len(self._forms) and all(
+            layer.form == form
+            and form.n_shares(seen.group_size, layer.n_pages) == form.n_shares(seen.group_size, seen.n_pages)
+            for layer, form, seen in zip(layers, self._forms, self.seen, strict=True)
+        )
 
 
 def _traced_step(
     evaluate: Evaluate,
-    layers: list[_Standing],
+    forms: list[_Form],
+    seen_by_layer: list[_Seen],
     token: mx.array,
     n_held: mx.array,
     position: mx.array,
     tails: list[mx.array],
-    planes: list[list[mx.array]],
+    arrays: list[list[mx.array]],
 ) -> tuple[mx.array, list[mx.array]]:
     """What `evaluate` returns, and all tails with the token's rows."""
     pairs, offset = zip(tails[::2], tails[1::2], strict=True), position[:1].squeeze()
     traced = [
-        _TracedCache(layer, pair, arrays, n_held, position, offset)
-        for layer, pair, arrays in zip(layers, pairs, planes, strict=True)
+        _TracedCache(form, seen, pair, of_layer, (n_held, position, offset))
+        for form, seen, pair, of_layer in zip(forms, seen_by_layer, pairs, arrays, strict=True)
     ]
     out = evaluate(token, traced)
     return out, [rows for cache in traced for rows in cache.answered()]
@@ -185,7 +218,7 @@ class _PageSteps:
     def __init__(self, graph: _Graph, layers: list[_Layer]) -> None:
         self._graph, self._layers = graph, layers
         self.page, self.n_held = divmod(layers[0].cache.offset, PAGE)
-        self._planes = [layer.arrays for layer in layers]
+        self._arrays = [layer.arrays for layer in layers]
         self._made: Sequence[mx.array] = ()
 
     def continues(self, caches: list[Any]) -> bool:
@@ -199,7 +232,7 @@ class _PageSteps:
     def step(self, token: mx.array) -> mx.array:
         positions = position_array(self.n_held), position_array(self.page * PAGE + self.n_held)
         tails = [rows for layer in self._layers for rows in layer.tails.rows]
-        out, self._made = self._graph.call(token, *positions, tails, self._planes)
+        out, self._made = self._graph.call(token, *positions, tails, self._arrays)
         return out
 
     def take(self) -> None:
@@ -207,31 +240,29 @@ class _PageSteps:
         offset = self.page * PAGE + self.n_held
         self.n_held += 1
         made = iter(self._made)
-        for layer, standing in zip(self._layers, self._graph.standing, strict=True):
-            cache, (k, v) = layer.cache, layer.sides
+        for layer, seen in zip(self._layers, self._graph.seen, strict=True):
+            cache, form = layer.cache, layer.form
             layer.tails.take((next(made), next(made)), self.n_held)
             cache.lend(layer.tails)
             cache.offset = offset + 1
-            window = standing.read_window
-            cache.usage.reads.count_page(offset, offset + 1, k.codec, v.codec, window, layer.n_prefix)
+            k, v = form.sides
+            cache.usage.reads.count_page(offset, offset + 1, k.codec, v.codec, seen.window, form.n_prefix)
         self._made = ()
 
 
 class _TracedCache:
-    """What stands for a layer's cache while a step is traced."""
+    """What stands for a layer's cache while a step is traced. at: rows in the page, position, and that without axes."""
 
     def __init__(
         self,
-        standing: _Standing,
+        form: _Form,
+        seen: _Seen,
         tails: tuple[mx.array, mx.array],
-        planes: list[mx.array],
-        n_held: mx.array,
-        position: mx.array,
-        offset: mx.array,
+        arrays: list[mx.array],
+        at: tuple[mx.array, mx.array, mx.array],
     ) -> None:
-        self._standing, self._tails, self._planes = standing, tails, planes
-        self._n_held, self._position = n_held, position
-        self.offset = offset
+        self._form, self._seen, self._tails, self._arrays = form, seen, tails, arrays
+        self._n_held, self._position, self.offset = at
         self._step: _TracedStep | None = None
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -242,12 +273,17 @@ class _TracedCache:
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[LazyKV, LazyKV]:
-        if self._step is not None or keys.shape[2] != 1:
-            raise RequestError("a layer takes other rows than one a step")
-        cache = self._standing.cache
-        check_rows(keys, values, cache.sides, cache.layer, cache.channel_scale)
-        rows = cache.reading.join_in_page(self._tails, (keys, values), self._n_held)
-        self._step = _TracedStep(self._standing, self._standing.views(rows, self._planes), self._position)
+        form = self._form
+        if self._step is not None:
+            raise RequestError("a layer takes rows twice a step")
+        for rows, side in zip((keys, values), form.sides, strict=True):
+            expected = (1, form.n_kv_heads, 1, side.codec.head_dim)
+            if rows.shape != expected:
+                raise RequestError(f"layer {form.layer}: expected rows {expected}, found {rows.shape}")
+        joined = form.reading.join_in_page(self._tails, (keys, values), self._n_held)
+        left = iter(self._arrays)
+        k, v = (side.view(tail, left) for side, tail in zip(form.sides, joined, strict=True))
+        self._step = _TracedStep(form, self._seen, (k, v), self._position)
         fetched = []
         for new in (keys, values):
             lazy = LazyKV(mx.full(new.shape, mx.nan, dtype=new.dtype))  # so that it shows if anybody computes with it
@@ -258,29 +294,28 @@ class _TracedCache:
     def answered(self) -> tuple[mx.array, mx.array]:
         """The new tails, once attention has read them."""
         if self._step is None or not self._step.is_answered:
-            raise RequestError(f"the model computes attention of layer {self._standing.cache.layer} by itself")
+            raise RequestError(f"the model computes attention of layer {self._form.layer} by itself")
         return self._step.k.rows, self._step.v.rows
 
 
 class _TracedStep(Step):
     """The dispatcher's step, for tails of fixed length and a position on the device."""
 
-    def __init__(self, standing: _Standing, views: tuple[SideView, SideView], position: mx.array) -> None:
-        cache = standing.cache
-        super().__init__(*views, cache.layer, 0, 1, cache.window, cache.reading, Usage(strict=True))
-        self._standing, self._position = standing, position
+    def __init__(self, form: _Form, seen: _Seen, views: tuple[SideView, SideView], position: mx.array) -> None:
+        super().__init__(*views, form.layer, 0, 1, form.window, form.reading, Usage(strict=True))
+        self._seen, self._position = seen, position
         self.is_answered = False
 
     def attend(self, q: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
         self.check_queries(q, sinks)
-        self.is_answered, standing = True, self._standing
+        self.is_answered = True
         window = window if self.window is None else self.window
-        standing.read_window, standing.group_size = window, q.shape[1] // self.k.rows.shape[0]
+        self._seen.window, self._seen.group_size = window, q.shape[1] // self.k.rows.shape[0]
         return self.reading.answer_in_page(
             q,
             self.k,
             self.v,
-            n_pages=standing.n_pages,
+            n_pages=self._seen.n_pages,
             position=self._position,
             scale=scale,
             window=window,
