@@ -59,7 +59,8 @@ def test_every_option_reaches_its_field(requested: Any) -> None:
     line = (
         "-m m.gguf -p hello -sys be|brief -n 5 -c 4096 -b 512 -ub 128 -t 3 -ctk turbo4 -ctv turbo3 --exact-prefix 8 "
         "-cnv -st -mli -r A -r B --no-escape --no-display-prompt --chat-template {{x}} -rea off --ignore-eos "
-        "--strict-kv --json -v --debug --temp 0.5 --top-k 3 --top-p 0.4 --min-p 0.3 --typical 0.9 --top-nsigma 1.5 "
+        "--strict-kv --kv-workspace 64 --kv-kernel-rows 4 --json -v "
+        "--debug --temp 0.5 --top-k 3 --top-p 0.4 --min-p 0.3 --typical 0.9 --top-nsigma 1.5 "
         "--xtc-probability 0.2 --xtc-threshold 0.25 --dynatemp-range 0.1 --dynatemp-exp 2 --repeat-penalty 1.1 "
         "--repeat-last-n 7 --presence-penalty 0.6 --frequency-penalty 0.7 -l 5+1.5 -l 6-inf --samplers top_k;temp -s 9"
     )
@@ -68,7 +69,8 @@ def test_every_option_reaches_its_field(requested: Any) -> None:
         model="m.gguf", prompt="hello", system_prompt="be brief", n_predict=5, n_ctx=4096, n_batch=512, n_ubatch=128,
         threads=3, type_k="turbo4", type_v="turbo3", exact_first=8, conversation=True, single_turn=True,
         multiline_input=True, reverse_prompts=("A", "B"), escape=False, display_prompt=False, chat_template="{{x}}",
-        reasoning=False, ignore_eos=True, strict_kv=True, json_output=True, verbose=True, debug=True,
+        reasoning=False, ignore_eos=True, strict_kv=True, kv_workspace=64, kv_kernel_rows=4,
+        json_output=True, verbose=True, debug=True,
         sampling=SamplingParams(
             temp=0.5, top_k=3, top_p=0.4, min_p=0.3, typical_p=0.9, top_n_sigma=1.5, xtc_probability=0.2,
             xtc_threshold=0.25, dynatemp_range=0.1, dynatemp_exp=2.0, repeat_penalty=1.1, repeat_last_n=7,

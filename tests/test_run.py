@@ -44,6 +44,11 @@ def test_stdout_carries_the_answer_alone_and_stderr_the_report(capsys) -> None:
     assert "; the rest in f16, none by fallback" in err
 
 
+def test_bounds_for_a_gpu_are_told_to_have_no_effect_without_one(capsys) -> None:
+    _, _, err = tqgguf(capsys, "-p", "Hi", "-n", "1", "--kv-workspace", "64", "--kv-kernel-rows", "4")
+    assert "--kv-workspace: no effect here, MLX has no GPU" in err and "--kv-kernel-rows: no effect here" in err
+
+
 def test_json_is_one_object_with_the_text_and_the_figures(capsys) -> None:
     status, out, _ = tqgguf(capsys, "-p", QUESTION, "--json", "-s", "7", "--temp", "0")
     result = json.loads(out)

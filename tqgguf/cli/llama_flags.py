@@ -302,6 +302,8 @@ OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--cache-preset", "|".join(PRESETS), ours=True),
     _implemented("--kv-balance", "off|page|full", ours=True),
     _implemented("--kv-calibration", "file", ours=True),
+    _implemented("--kv-workspace", "integer", ours=True),
+    _implemented("--kv-kernel-rows", "integer", ours=True),
     _implemented("--debug", ours=True),
 )
 

@@ -121,6 +121,22 @@ def run(
     prompt_cache_ro: Annotated[
         bool, option(KV_HEADING, "Take it up, and never write it.", "--prompt-cache-ro")
     ] = False,
+    kv_workspace: Annotated[
+        int | None,
+        option(
+            KV_HEADING,
+            "On a GPU: MiB that decoded pages of a prompt's step may take at a time. Default: 1024.",
+            "--kv-workspace",
+        ),
+    ] = None,
+    kv_kernel_rows: Annotated[
+        int | None,
+        option(
+            KV_HEADING,
+            "On a GPU: rows of a step up to which attention reads blocks without decoding them first. Default: 8.",
+            "--kv-kernel-rows",
+        ),
+    ] = None,
     strict_kv: Annotated[
         bool, option(KV_HEADING, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
     ] = False,

@@ -52,12 +52,17 @@ def run(request: RunRequest) -> int:
         run_.close()
     return status or run_.save_status
 
+_OF_A_GPU = frozenset({"--kv-workspace", "--kv-kernel-rows"})
+
 
 class _Run:
     def __init__(self, request: RunRequest, texts: Texts) -> None:
         self.request, self.texts = request, texts
         for notice in request.notices + texts.notices:
             say(notice)
+        if backends.gpu_family() is None:
+            for flag in sorted(_OF_A_GPU & request.given):
+                say(f"{flag}: no effect here, MLX has no GPU")
         opened = open_requested(request)
         config = opened.config
         self.n_ctx = n_ctx = resolve_context(config, request.n_ctx)
@@ -108,6 +113,10 @@ class _Run:
             channel_scales=chosen.channel_scales,
             strict=request.strict_kv,
             keeps_pages=self.prompt_cache is not None,
+            reading=backends.default_reading(
+                workspace_bytes=None if request.kv_workspace is None else request.kv_workspace << 20,
+                most_rows=request.kv_kernel_rows,
+            ),
         )
         if self.prompt_cache is not None:
             self.prompt_cache.give_to(self.session)

@@ -22,6 +22,8 @@ _RANGES: Ranges = {
     **EVALUATING,
     "n_predict": ("-n", -2, INT32),
     "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
+    "kv_workspace": ("--kv-workspace", 1, 1 << 20),
+    "kv_kernel_rows": ("--kv-kernel-rows", 1, PAGE_TOKENS),
 }
 
 
@@ -99,6 +101,10 @@ class RunRequest:
     """Keep in it what is generated too."""
     prompt_cache_ro: bool = False
     """Take it up, and never write it."""
+    kv_workspace: int | None = None
+    """On a GPU, MiB that decoded pages of a prompt's step may take at a time. None: the backend's."""
+    kv_kernel_rows: int | None = None
+    """On a GPU, the rows of a step up to which attention reads blocks without decoding them first."""
     strict_kv: bool = False
     """Fail instead of decoding blocks for an attention that cannot read them."""
 

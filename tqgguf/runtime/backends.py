@@ -15,11 +15,13 @@ from tqgguf.runtime.layers.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS
 from tqgguf.runtime.native.library import load_library
 
 
-def default_reading() -> Reading:
-    """On a CPU the C library, or numpy where it was not built; the kernels on a GPU."""
+def default_reading(*, workspace_bytes: int | None = None, most_rows: int | None = None) -> Reading:
+    """On a CPU the C library, or numpy where it was not built; the kernels on a GPU, with their bounds or others."""
     if mx.default_device() != mx.cpu:
         family = gpu_family()
-        return MlxReading() if family is None else KernelReading(_launcher(family))
+        given = {"workspace_bytes": workspace_bytes, "most_rows": most_rows}
+        bounds = {name: bound for name, bound in given.items() if bound is not None}
+        return MlxReading() if family is None else KernelReading(_launcher(family), **bounds)
     library = load_library()
     return NumpyReading() if library is None else CReading(library)
 

@@ -22,7 +22,7 @@ from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.snapshots.snapshot import Snapshot
 from tqgguf.runtime.attention.hook import Usage
-from tqgguf.runtime.attention.readings import Reads
+from tqgguf.runtime.attention.readings import Reading, Reads
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache, can_go_back
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
@@ -85,6 +85,7 @@ class Session:
     """One sequence of a model with its cache. RequestError for cache types that the model's heads cannot have.
 
     keeps_pages: layers with a window keep all their pages, so that a prompt can be taken up again at any of them.
+    reading: instead of `backends.default_reading`.
     """
 
     def __init__(
@@ -97,8 +98,9 @@ class Session:
         channel_scales: Mapping[int, mx.array] | None = None,
         strict: bool = False,
         keeps_pages: bool = False,
+        reading: Reading | None = None,
     ) -> None:
-        self.loaded = loaded
+        self.loaded, self.reading = loaded, reading
         self.n_ctx = n_ctx or loaded.config.context_length
         self.chunk = round_chunk(chunk)
         self.spec, self.channel_scales = spec, channel_scales
@@ -127,6 +129,7 @@ class Session:
             channel_scales=self.channel_scales,
             usage=self.usage,
             keeps_pages=self.keeps_pages,
+            reading=self.reading,
         )
 
     @property
