@@ -33,9 +33,10 @@ PIECE = 64 * PAGE
 prepares itself for every new length, meets few lengths (benchmarks/LOG.md)."""
 
 LAYERS_IN_FLIGHT = 2
-"""Layers whose decoded pages may be there at once."""
+"""Layers of a long step that may be there at once, with their decoded pages."""
 
-_LEAST_BYTES_IN_FLIGHT = 1 << 26  # of decoded pages, below which layers are not waited for
+_LEAST_BYTES_IN_FLIGHT = 1 << 26  # of a layer, below which layers are not waited for
+_OF_THE_QUERIES = 8  # times their bytes are what the rest of a layer makes, roughly
 _IN_F16 = 2  # bytes
 
 
@@ -66,7 +67,7 @@ class LongSteps:
         start = first_read(k, v, offset, window)
         by_parts = self._takes_parts(k, v, end - start, window)
         rows_at_once = PAGE << MOST_LEVELS if by_parts else self._rows_of_a_mask(2 * end - start)
-        _wait_for_others(q, n_kv_heads * _bytes_of_a_head(k, v, start, offset, end))
+        _wait_for_others(q, n_kv_heads * _bytes_of_a_head(k, v, start, offset, end) + _OF_THE_QUERIES * q.nbytes)
         parts, first_page = [], offset // PAGE * PAGE
         for after, before in pairwise(cuts(offset - first_page, end - first_page, rows_at_once)):
             lo, hi = first_page + after, first_page + before
