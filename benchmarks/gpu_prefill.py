@@ -22,7 +22,7 @@ from gpu_timing import Timing, chain, print_head, print_row, timed
 
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.attention_gpu import MOST_ROWS, KernelReading
+from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
 from tqgguf.runtime.kv.side_view import SideView
@@ -83,7 +83,7 @@ def _readings(args: argparse.Namespace, n_rows: int) -> dict[str, Reading]:
     if args.most_rows is None and n_rows <= MOST_BOTH_WAYS:
         ways = {" by attention": n_rows, " decoded": 0}
     else:
-        ways = {"": MOST_ROWS if args.most_rows is None else args.most_rows}
+        ways = {"": args.most_rows}
     return {how: KernelReading(reading.launcher, most_rows=most, **given) for how, most in ways.items()}
 
 

@@ -133,7 +133,8 @@ def run(
         int | None,
         option(
             KV_HEADING,
-            "On a GPU: rows of a step up to which attention reads blocks without decoding them first. Default: 8.",
+            "On a GPU: rows of a step up to which attention reads blocks without decoding them first. "
+            "Default: 8, with CUDA 32.",
             "--kv-kernel-rows",
         ),
     ] = None,

@@ -9,6 +9,7 @@ import mlx.core as mx
 from tqgguf.runtime.attention.attention_c import CReading
 from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.blas import load_fast_blas
+from tqgguf.runtime.attention.long_steps import WORKSPACE_BYTES
 from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
 from tqgguf.runtime.kernels.launch import MlxLauncher
 from tqgguf.runtime.layers.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS
@@ -19,9 +20,9 @@ def default_reading(*, workspace_bytes: int | None = None, most_rows: int | None
     """On a CPU the C library, or numpy where it was not built; the kernels on a GPU, with their bounds or others."""
     if mx.default_device() != mx.cpu:
         family = gpu_family()
-        given = {"workspace_bytes": workspace_bytes, "most_rows": most_rows}
-        bounds = {name: bound for name, bound in given.items() if bound is not None}
-        return MlxReading() if family is None else KernelReading(_launcher(family), **bounds)
+        if family is None:
+            return MlxReading()
+        return KernelReading(_launcher(family), most_rows, workspace_bytes or WORKSPACE_BYTES)
     library = load_library()
     return NumpyReading() if library is None else CReading(library)
 

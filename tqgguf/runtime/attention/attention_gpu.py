@@ -27,9 +27,9 @@ from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv.page_pool import PoolGrowth
 from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, prefix_length
 
-MOST_ROWS = 8
-"""Rows of a step up to which blocks are read by decode attention; longer steps decode them first
-(benchmarks/LOG.md)."""
+MOST_ROWS = {"metal": 8, "cuda": 32}
+"""Rows of a step up to which blocks are read by decode attention, by family of devices; longer steps decode them first.
+CUDA's is measured (benchmarks/LOG.md), Metal's is a guess."""
 
 _QUERY_TYPES = (mx.float16, mx.bfloat16, mx.float32)
 
@@ -41,12 +41,13 @@ class KernelReading(MlxReading):
     def __init__(
         self,
         launcher: Launcher,
-        most_rows: int = MOST_ROWS,
+        most_rows: int | None = None,
         workspace_bytes: int = WORKSPACE_BYTES,
         mask_bytes: int = MASK_BYTES,
         partial: PartialAttention | None = None,
     ) -> None:
-        self.launcher, self.most_rows = launcher, most_rows
+        self.launcher = launcher
+        self.most_rows = MOST_ROWS[launcher.family] if most_rows is None else most_rows
         self.long_steps = LongSteps(launcher, partial, workspace_bytes, mask_bytes)
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
