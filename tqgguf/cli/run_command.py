@@ -52,6 +52,7 @@ def run(request: RunRequest) -> int:
         run_.close()
     return status or run_.save_status
 
+
 _OF_A_GPU = frozenset({"--kv-workspace", "--kv-kernel-rows"})
 
 
