@@ -51,7 +51,6 @@ uint pack_halves(float, float);
 uint low_halves(uint, uint);
 uint high_halves(uint, uint);
 uint double_bytes(uint);
-uint choose_bits(uint, uint, uint);
 uint halves_at(uint, uint, uint);
 float low_half(uint);
 float high_half(uint);

@@ -69,13 +69,6 @@ template <class L, int KEY_TILES> struct StepKeys {
     }
     if (has_scale(L::type)) scales.load(rows.scales, lane);
   }
-
-  // Once, when they are needed: until then nothing waits for them.
-  inline void join() {
-    UNROLL for (int u = 0; u < KEY_TILES; ++u)
-      UNROLL for (int e = 0; e < 2; ++e)
-        UNROLL for (int g = 0; g < L::groups; ++g) L::part::join(low[u][e][g], high[u][e][g]);
-  }
 };
 
 // V of a step: codes of this lane's four keys a tile, row by row or as tiles have them, and the scales of its two.
@@ -88,10 +81,7 @@ template <class L, int KEY_TILES, bool TILED> struct StepValues {
     UNROLL for (int u = 0; u < KEY_TILES; ++u) {
       UNROLL for (int e = 0; e < 4; ++e) {
         const device uchar* row = rows.row(4u * pair_of(lane), uint(16 * u + e));
-        UNROLL for (int g = 0; g < L::groups; ++g) {
-          L::part::load(row, g, row_of(lane), low[u][e][g], high[u][e][g]);
-          L::part::join(low[u][e][g], high[u][e][g]);
-        }
+        UNROLL for (int g = 0; g < L::groups; ++g) L::part::load(row, g, row_of(lane), low[u][e][g], high[u][e][g]);
       }
     }
     if (has_scale(L::type)) scales.load(rows.scales, lane);
@@ -175,19 +165,16 @@ inline void load_means(const device half* means, const device int* slots, uint s
 // The running softmax of a simdgroup: sums of weighted values (still as V's codes have them), and for this lane's two
 // columns a tile a bound of the scores (as a power of two) and its own part of the sum of weights. A bound that is
 // passed is set HEADROOM above the score, so that it seldom is: weights begin at 1/8, far from where f16 ends.
-// Scores are taken less the bound; `limit` is what they must not pass then, 0, or as good as nothing while there is no bound.
-constexpr float HEADROOM = 3.0f, NO_BOUND = -1.0e30f;
+constexpr float HEADROOM = 3.0f;
 template <int SLICES, int TILES> struct Running {
   float values[SLICES][TILES][4];
   float maximum[TILES][2];
-  float limit[TILES][2];
   float sum[TILES][2];
 
   inline void clear() {
     UNROLL for (int t = 0; t < TILES; ++t) {
       UNROLL for (int e = 0; e < 2; ++e) {
-        maximum[t][e] = 0.0f;
-        limit[t][e] = NO_BOUND;
+        maximum[t][e] = -1.0e30f;
         sum[t][e] = 0.0f;
       }
       UNROLL for (int j = 0; j < SLICES; ++j)
@@ -195,22 +182,9 @@ template <int SLICES, int TILES> struct Running {
     }
   }
 
-  // What is added to scores.
-  inline void shifts(const thread float (&offset)[TILES][2], thread float (&shift)[TILES][2]) const {
-    UNROLL for (int t = 0; t < TILES; ++t)
-      UNROLL for (int e = 0; e < 2; ++e) shift[t][e] = offset[t][e] - maximum[t][e];
-  }
-
-  // Scores of a column have come up to `top`, less the bound. Returns by how much the bound goes up.
-  inline float raise(int t, int e, float top) {
-    const float up = top > limit[t][e] ? top + HEADROOM : 0.0f;
-    maximum[t][e] += up;
-    if (top > limit[t][e]) limit[t][e] = 0.0f;
-    scale(t, e, exp2_fast(-metal::max(up, 0.0f)));  // nothing was summed where the first bound is below 0
-    return up;
-  }
-
-  inline void scale(int t, int e, float decay) {
+  inline void rescale(int t, int e, float new_maximum) {
+    const float decay = exp2_fast(maximum[t][e] - new_maximum);
+    maximum[t][e] = new_maximum;
     sum[t][e] *= decay;
     UNROLL for (int j = 0; j < SLICES; ++j) {
       values[j][t][e] *= decay;
@@ -229,9 +203,9 @@ inline float column_sum(float v) {
   return v;
 }
 
-// Take a step's scores, less their bounds, and values into the running softmax.
+// Take a step's scores and values into the running softmax.
 template <class L, int TILES, int KEY_TILES, bool TILED, int SLICES>
-inline void take(thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES, TILED>& v, SHARED_POINTER(uint) table,
+inline void take(const thread float (&scores)[KEY_TILES][TILES][4], const thread StepValues<L, KEY_TILES, TILED>& v, SHARED_POINTER(uint) table,
                  uint address, uint lane, thread Running<SLICES, TILES>& running) {
   float top[TILES][2];  // of this lane's scores
   bool moved = false;
@@ -239,15 +213,14 @@ inline void take(thread float (&scores)[KEY_TILES][TILES][4], const thread StepV
     UNROLL for (int e = 0; e < 2; ++e) {
       float m = metal::max(scores[0][t][e], scores[0][t][e + 2]);
       UNROLL for (int u = 1; u < KEY_TILES; ++u) m = metal::max(m, metal::max(scores[u][t][e], scores[u][t][e + 2]));
-      moved = moved || m > running.limit[t][e];
+      moved = moved || m > running.maximum[t][e];
       top[t][e] = m;
     }
   if (simd_any(moved)) {
     UNROLL for (int t = 0; t < TILES; ++t)
       UNROLL for (int e = 0; e < 2; ++e) {
-        const float up = running.raise(t, e, column_max(top[t][e]));
-        UNROLL for (int u = 0; u < KEY_TILES; ++u)
-          UNROLL for (int i = e; i < 4; i += 2) scores[u][t][i] -= up;
+        const float m = column_max(top[t][e]), before = running.maximum[t][e];
+        running.rescale(t, e, m > before ? m + HEADROOM : before);
       }
   }
   UNROLL for (int u = 0; u < KEY_TILES; ++u) {
@@ -255,7 +228,7 @@ inline void take(thread float (&scores)[KEY_TILES][TILES][4], const thread StepV
     UNROLL for (int t = 0; t < TILES; ++t) {
       float p[4];
       UNROLL for (int i = 0; i < 4; ++i) {
-        p[i] = exp2_fast(scores[u][t][i]);
+        p[i] = exp2_fast(scores[u][t][i] - running.maximum[t][i % 2]);
         running.sum[t][i % 2] += p[i];
       }
       UNROLL for (int g = 0; g < L::scales; ++g)
@@ -279,15 +252,16 @@ inline void take(thread float (&scores)[KEY_TILES][TILES][4], const thread StepV
 template <class L, int TILES, int SIMDGROUPS, int SLICES, int ROOM>
 inline void write_sums(thread Running<SLICES, TILES>& running, SHARED_POINTER(uint) room, SHARED_POINTER(float) maxima, SHARED_POINTER(float) sums,
                        device float* out, device float* statistics, uint lane, uint simdgroup) {
-  // A unit: the eight values that a lane has of two neighbouring slices of a tile.
-  constexpr int slice_pairs = SLICES / 2, units = slice_pairs * TILES, at_once = ROOM / (SIMDGROUPS * 256);
-  static_assert(SLICES % 2 == 0 && L::slices % 2 == 0 && at_once > 0, "a phase takes whole units");
+  constexpr int elements = SLICES * TILES * 4;
+  constexpr int phases = phases_for(SIMDGROUPS * elements * 32, ROOM);
+  constexpr int in_phase = elements / phases;
+  static_assert(elements % phases == 0, "a phase takes whole elements");
   UNROLL for (int t = 0; t < TILES; ++t)
     UNROLL for (int e = 0; e < 2; ++e) {
       const float sum = column_sum(running.sum[t][e]);
       if (row_of(lane) == 0u) {
         const uint column = uint(8 * t + e) + 2u * pair_of(lane);
-        maxima[simdgroup * uint(8 * TILES) + column] = running.limit[t][e] == 0.0f ? running.maximum[t][e] : NO_BOUND;
+        maxima[simdgroup * uint(8 * TILES) + column] = running.maximum[t][e];
         sums[simdgroup * uint(8 * TILES) + column] = sum;
       }
     }
@@ -298,40 +272,29 @@ inline void write_sums(thread Running<SLICES, TILES>& running, SHARED_POINTER(ui
       float maximum = maxima[column], sum = 0.0f;
       for (int k = 1; k < SIMDGROUPS; ++k) maximum = metal::max(maximum, float(maxima[uint(k * 8 * TILES) + column]));
       for (int k = 0; k < SIMDGROUPS; ++k) sum += sums[uint(k * 8 * TILES) + column] * exp2_fast(maxima[uint(k * 8 * TILES) + column] - maximum);
-      running.scale(t, e, running.limit[t][e] == 0.0f ? exp2_fast(running.maximum[t][e] - maximum) : 1.0f);
+      running.rescale(t, e, maximum);
       if (simdgroup == 0u && row_of(lane) == 0u) {
         statistics[2u * column] = maximum;
         statistics[2u * column + 1u] = sum;
       }
     }
-  SHARED_POINTER(uint) own = room + (simdgroup * 256u + lane);
-  UNROLL for (int first = 0; first < units; first += at_once) {
-    if (first > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-    UNROLL for (int u = first; u < units && u < first + at_once; ++u)
-      UNROLL for (int x = 0; x < 8; ++x)
-        own[((u - first) * SIMDGROUPS * 8 + x) * 32] = as_type<uint>(running.values[u % slice_pairs * 2 + x / 4][u / slice_pairs][x % 4]);
+  UNROLL for (int phase = 0; phase < phases; ++phase) {
+    if (phase > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+    UNROLL for (int j = 0; j < SLICES; ++j)
+      UNROLL for (int t = 0; t < TILES; ++t)
+        UNROLL for (int i = 0; i < 4; ++i) {
+          const int element = (j * TILES + t) * 4 + i;
+          if (element / in_phase == phase)
+            room[(simdgroup * uint(in_phase) + uint(element % in_phase)) * 32u + lane] = as_type<uint>(running.values[j][t][i]);
+        }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    // Of a unit and one of the lane's two columns: four values, which lie together but in q4_0.
-    const uint n_items = 2u * uint(units - first < at_once ? units - first : at_once);
-    for (uint item = simdgroup; item < n_items; item += uint(SIMDGROUPS)) {
-      const uint unit = item / 2u + uint(first), slice = unit % uint(slice_pairs) * 2u;
-      const uint column = 8u * (unit / uint(slice_pairs)) + 2u * pair_of(lane) + item % 2u;
-      SHARED_POINTER(uint) found = room + ((item / 2u * uint(SIMDGROUPS * 8) + item % 2u) * 32u + lane);
-      float four[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      UNROLL for (int k = 0; k < SIMDGROUPS; ++k)
-        UNROLL for (int x = 0; x < 4; ++x) four[x] += as_type<float>(uint(found[(k * 8 + x * 2) * 32]));
-      device float* group = out + (column * uint(L::dim) + slice / uint(L::slices) * uint(L::group));
-      const int in_group = int(slice) % L::slices;
-      if (L::type == Q4_0) {
-        UNROLL for (int x = 0; x < 4; ++x) group[L::part::value_of(int(row_of(lane)), in_group + x / 2, x % 2)] = four[x];
-      } else {
-        uint4 words;
-        words.x = as_type<uint>(four[0]);
-        words.y = as_type<uint>(four[1]);
-        words.z = as_type<uint>(four[2]);
-        words.w = as_type<uint>(four[3]);
-        *(device uint4*)(group + L::part::value_of(int(row_of(lane)), in_group, 0)) = words;
-      }
+    for (uint w = simdgroup * 32u + lane; w < uint(in_phase * 32); w += uint(SIMDGROUPS * 32)) {
+      const uint element = w / 32u + uint(phase * in_phase), i = element % 4u, t = element / 4u % uint(TILES), slice = element / uint(4 * TILES);
+      const uint column = 8u * t + 2u * pair_of(w % 32u) + i % 2u;
+      const uint value = uint(L::part::value_of(int(row_of(w % 32u)), int(slice) % L::slices, int(i / 2u)));
+      float sum = 0.0f;
+      for (int k = 0; k < SIMDGROUPS; ++k) sum += as_type<float>(uint(room[uint(k * in_phase * 32) + w]));
+      out[column * uint(L::dim) + slice / uint(L::slices) * uint(L::group) + value] = sum;
     }
   }
 }

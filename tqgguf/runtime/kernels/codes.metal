@@ -14,6 +14,8 @@ constexpr float scale_factor(int type) { return type == Q8_0 || type == Q4_0 ? 1
 
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
+// Into how many phases `words` go through `room`.
+constexpr int phases_for(int words, int room) { return words <= room ? 1 : 2 * phases_for((words + 1) / 2, room); }
 constexpr int words_of(int bytes) { return (bytes + 3) / 4; }
 // The largest power of two up to 16 that divides all sizes of which `sizes` is the bitwise or.
 constexpr int alignment_of(int sizes) { return (sizes | 16) & -(sizes | 16); }
@@ -89,19 +91,18 @@ template <int TYPE, int DIM, int GROUP, int PARTS> struct Part {
         load_bytes<high_part, 1>(p + low + bit / 8u, high_codes);
         high_codes[0] >>= bit % 8u;
       }
+      join_high(low_codes, high_codes);
     }
   }
 
-  // What was loaded, made ready for `values`. Codes of 2 + 1 bits: even pairs as bytes of `low`, odd ones as bytes of `high`,
-  // six bits each with the high two on top.
-  static inline void join(thread uint* low_codes, thread uint* high_codes) {
-    if (!high_bits(TYPE)) return;
+  // Codes of 2 + 1 bits: even pairs as bytes of `low`, odd ones as bytes of `high`, six bits each with the high two on top.
+  static inline void join_high(thread uint* low_codes, thread uint* high_codes) {
     constexpr int words = (pairs + 7) / 8;
     UNROLL for (int w = words - 1; w >= 0; --w) {  // backwards: 16 bits of `high` become a word
       const uint twice = double_bytes((high_codes[w / 2] >> (16 * (w % 2))) & 0xffffu);
-      const uint even = choose_bits(0x00ff00ffu, twice << 4, twice), odd = choose_bits(0x00ff00ffu, twice << 2, twice >> 2);
-      high_codes[w] = choose_bits(0x0f0f0f0fu, low_codes[w] >> 4, odd);
-      low_codes[w] = choose_bits(0x0f0f0f0fu, low_codes[w], even);
+      const uint even = ((twice << 4) & 0x00ff00ffu) | (twice & 0xff00ff00u), odd = ((twice << 2) & 0x00ff00ffu) | ((twice >> 2) & 0xff00ff00u);
+      high_codes[w] = ((low_codes[w] >> 4) & 0x0f0f0f0fu) | (odd & 0xf0f0f0f0u);
+      low_codes[w] = (low_codes[w] & 0x0f0f0f0fu) | (even & 0xf0f0f0f0u);
     }
   }
 
@@ -159,10 +160,9 @@ template <int TYPE, int DIM, int GROUP> struct Tile {
     if (i % 16 < 12) return look_up<6, shift>(w[first + i % 16 / 4], i % 4 * 8, table, address);
     return look_up<6, shift>(last_four(w + first), i % 4 * 8, table, address);
   }
-  // Of three words, whose bytes have six bits each: what their two highest bits make, below two that mean nothing.
+  // Of three words, whose bytes have six bits each: what their two highest bits make.
   static inline uint last_four(const thread uint* w) {
-    const uint two = choose_bits(0x03030303u, w[0] >> 6, w[words > 2 ? 1 : 0] >> 4);
-    return choose_bits(0x0f0f0f0fu, two, w[words > 2 ? 2 : 0] >> 2);
+    return ((w[0] >> 6) & 0x03030303u) | ((w[words > 2 ? 1 : 0] >> 4) & 0x0c0c0c0cu) | ((w[words > 2 ? 2 : 0] >> 2) & 0x30303030u);
   }
 };
 

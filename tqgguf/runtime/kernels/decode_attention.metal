@@ -80,13 +80,11 @@
   }
   StepKeys<CodedK, KEY_TILES> keys;
   constexpr int PAGES_ON = larger(1, SIMDGROUPS * STEP / 128);  // from page to page of a simdgroup
-  StepValues<CodedV, KEY_TILES, V_TILED> values;
   StepKeys<PlainK, 1> means_of_lane;
   uint means_page = step / steps_of_page;  // pages since first_page
   const device half* means = (const device half*)page_means + ((BATCHED ? 0u : k_first * n_heads) + head) * uint(K_DIM);
   if (is_coded && step < end) {
     keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first, k_row), lane);
-    values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
     if (CENTRED) load_means<PlainK, PAGES_ON, BATCHED>(means, slots, n_heads * uint(K_DIM), means_page, n_pages - 1u, lane, means_of_lane);
   }
 
@@ -146,15 +144,16 @@
     // keys that some column must not see: of the exact prefix, and those before the last row's window
     const uint last_position = offset + n_rows - 1u;
     const uint all_see = metal::max(n_prefix, last_position >= reach ? last_position - reach + 1u : 0u);
-    const uint n_hiding = all_see > first_page * 128u ? (all_see - first_page * 128u + uint(STEP) - 1u) / uint(STEP) : 0u;
     float page_offset[TILES][2], mean_products[1][TILES][4];  // q . mean of this page, and of sixteen pages
     UNROLL for (int t = 0; t < TILES; ++t)
       UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = 0.0f;
 
     if (CENTRED && step < end) score<PlainK, TILES, 1>(means_of_lane, plain_query, plain_factor, nothing, table, k_address, lane, mean_products);
 
+    StepValues<CodedV, KEY_TILES, V_TILED> values;
     for (; step < end;) {
       const uint next_slot = BATCHED && step + uint(SIMDGROUPS) < end ? uint(slots[(step + uint(SIMDGROUPS)) / steps_of_page]) : 0u;
+      values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
       if (CENTRED) {
         uint i = (step / steps_of_page - means_page) / uint(PAGES_ON);
         if (i >= 16u) {
@@ -168,11 +167,9 @@
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int e = 0; e < 2; ++e) page_offset[t][e] = simd_shuffle(i < 8u ? mean_products[0][t][e] : mean_products[0][t][e + 2], ushort(source));
       }
-      float scores[KEY_TILES][TILES][4], shift[TILES][2];
-      keys.join();
-      running.shifts(page_offset, shift);
-      score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, shift, table, k_address, lane, scores);
-      const bool some_hide = step < n_hiding;
+      float scores[KEY_TILES][TILES][4];
+      score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
+      const uint first_key = first_page * 128u + step * uint(STEP);
       step += uint(SIMDGROUPS);
       slot = next_slot;
       if (!BATCHED && uint(SIMDGROUPS) % steps_of_page == 0u) {  // whole pages on
@@ -183,8 +180,7 @@
         v_row = row_index(v_first);
       }
       if (step < end) keys.load(ROWS_OF(K_TYPE, k_codes, k_scales, CodedK, k_stride, k_first, k_row), lane);
-      if (some_hide) {
-        const uint first_key = first_page * 128u + (step - uint(SIMDGROUPS)) * uint(STEP);
+      if (first_key < all_see) {
         UNROLL for (int u = 0; u < KEY_TILES; ++u)
           UNROLL for (int t = 0; t < TILES; ++t)
             UNROLL for (int i = 0; i < 4; ++i) {
@@ -193,7 +189,6 @@
             }
       }
       take<CodedV>(scores, values, table, v_address, lane, running);
-      if (step < end) values.load(ROWS_OF(V_TYPE, v_codes, v_scales, CodedV, v_stride, v_first, v_row), lane);
     }
     write_sums<CodedV, TILES, SIMDGROUPS, SLICES, ROOM>(running, table, maxima, weight_sums, sums + ulong(place) * ulong(V_DIM), statistics + 2u * place, lane, simdgroup);
   } else {
@@ -213,9 +208,8 @@
       StepValues<PlainV, KEY_TILES, false> values;
       own_keys.load(StepRows<true>{(const device uchar*)k_at, (const device half*)0, 2u * k_token, last}, lane);
       values.load(StepRows<true>{(const device uchar*)v_at, (const device half*)0, 2u * v_token, last}, lane);
-      float scores[KEY_TILES][TILES][4], shift[TILES][2];
-      running.shifts(nothing, shift);
-      score<PlainK, TILES, KEY_TILES>(own_keys, plain_query, plain_factor, shift, table, k_address, lane, scores);
+      float scores[KEY_TILES][TILES][4];
+      score<PlainK, TILES, KEY_TILES>(own_keys, plain_query, plain_factor, nothing, table, k_address, lane, scores);
       UNROLL for (int u = 0; u < KEY_TILES; ++u)
         UNROLL for (int t = 0; t < TILES; ++t)
           UNROLL for (int i = 0; i < 4; ++i) {

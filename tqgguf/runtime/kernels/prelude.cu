@@ -73,12 +73,6 @@ __forceinline__ uint pack_halves(float low, float high) {
 __forceinline__ uint low_halves(uint x, uint y) { return __byte_perm(x, y, 0x5410); }
 __forceinline__ uint high_halves(uint x, uint y) { return __byte_perm(x, y, 0x7632); }
 __forceinline__ uint double_bytes(uint x) { return __byte_perm(x, 0u, 0x1100); }
-// Of x where the mask has ones, of y elsewhere.
-__forceinline__ uint choose_bits(uint mask, uint x, uint y) {
-  uint bits;
-  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(bits) : "r"(mask), "r"(x), "r"(y));
-  return bits;
-}
 // The low halves of both for 0, the high ones for 1.
 __forceinline__ uint halves_at(uint x, uint y, uint which) { return __byte_perm(x, y, 0x5410u + 0x2222u * which); }
 __forceinline__ __half2 as_halves(uint x) { return *(const __half2*)&x; }

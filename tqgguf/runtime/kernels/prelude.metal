@@ -11,7 +11,6 @@ inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half
 inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
 inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
 inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0xffu) * 0x01010000u; }  // of 16 bits: a a b b
-inline uint choose_bits(uint mask, uint x, uint y) { return (x & mask) | (y & ~mask); }
 inline uint halves_at(uint x, uint y, uint which) { return which ? high_halves(x, y) : low_halves(x, y); }  // low ones for 0
 inline float low_half(uint x) { return float(as_type<half2>(x).x); }
 inline float high_half(uint x) { return float(as_type<half2>(x).y); }
