@@ -125,7 +125,7 @@ def run(
         int | None,
         option(
             KV_HEADING,
-            "On a GPU: MiB that decoded pages of a prompt's step may take at a time. Default: 1024.",
+            "On a GPU: MiB that a layer's decoded pages may take at a time (one KV head at least). Default: 1024.",
             "--kv-workspace",
         ),
     ] = None,
