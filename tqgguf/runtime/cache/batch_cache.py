@@ -66,7 +66,8 @@ class BatchBlockKVCache(_BaseCache):
     def __init__(self, caches: Sequence[BlockKVCache]) -> None:
         settings = {cache.settings for cache in caches}
         if len(settings) != 1:
-            raise RequestError(f"a batch takes block caches of one layer and of the same types, found {len(settings)} different settings")
+            found = f"found {len(settings)} different settings"
+            raise RequestError(f"a batch takes block caches of one layer and of the same types, {found}")
         self._members = [_Member.of(cache) for cache in caches]
         self._layer, self._window = caches[0].layer, caches[0].window
         self._pool: PagePool | None = None
