@@ -19,12 +19,13 @@ from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.attend import attend
 from tqgguf.runtime.attention.attention_gpu import MOST_ROWS, KernelReading
+from tqgguf.runtime.attention.partial import plain_partial
 from tqgguf.runtime.kernels.geometry import FAMILIES
 from tqgguf.runtime.kernels.pages import decode_rows, encode_pages, join_rows
 from tqgguf.runtime.kernels.tiles import can_be_tiled
 from tqgguf.runtime.kernels.types import KERNEL_TYPES
 from tqgguf.runtime.kv.side_view import PAGE, SideView
-from tqgguf.runtime.selftest import HEAD_DIMS
+from tqgguf.runtime.selftest import HEAD_DIMS, Shape, attention_cases, batch_cases, compiled_cases
 
 N_KV_HEADS, GROUP, PAGES, N_PREFIX = 1, 4, 2, 4
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
@@ -82,6 +83,19 @@ def test_attention(family: str, head_dim: int) -> None:
     for dtype, balance, side in itertools.product(FLOATS, BALANCES, (side_of(v), _in_tiles(side_of(v)))):
         look_at_attention(reading, side_of(k, balance), side, 1, dtype)
     assert {kernel.name for kernel, *_ in launcher.seen} == {"decode_attention", "merge_partials"}
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_batches_compiled_steps_and_long_steps_in_parts(family: str, head_dim: int) -> None:
+    launcher = FrontEndLauncher(family)
+    reading = KernelReading(launcher, partial=plain_partial)
+    types = reading, head_dim, "turbo4", "turbo3"
+    long_step = Shape("a long step", 256, 300, 2, sinks=True, dtype=mx.bfloat16)
+    for case in (*batch_cases(*types), *compiled_cases(*types), *attention_cases(*types, shapes=(long_step,))):
+        case.compare()  # of nothing: what clang says is raised
+    names = {kernel.name for kernel, *_ in launcher.seen}
+    assert names == {"decode_attention", "merge_partials", "join_rows", "decode_pages", "join_parts"}
 
 
 def _in_tiles(side: SideView) -> SideView:

@@ -55,6 +55,17 @@ def test_every_step_answers_as_by_numpy(type_k: str, type_v: str, window: int | 
     assert launcher.launched["decode_attention"] == (0 if by_fallback else 7)
 
 
+def test_scores_may_be_so_large_that_one_key_takes_all() -> None:
+    # weights are powers of two below a bound that follows the scores with some headroom
+    outs = []
+    for reading in (KernelReading(EmulatedLauncher()), NumpyReading()):
+        cache, q = filled(reading, 300)
+        k, v = (mx.array(np.random.default_rng(s).standard_normal((1, N_KV_HEADS, 1, HEAD_DIM))) for s in (5, 6))
+        keys, values = cache.update_and_fetch(k, v)
+        outs.append(np.array(hook.scaled_dot_product_attention(q[:, :, -1:], keys, values, cache=cache, scale=8.0)))
+    assert np.linalg.norm(outs[0] - outs[1]) < 1e-2 * np.linalg.norm(outs[1])
+
+
 def test_values_beyond_float16_become_its_largest_and_nan_stays() -> None:
     new = mx.array([1e6, -1e6, float("inf"), float("nan"), 1.5, 0, 0, 0] * 4)[None, None, None]
     reading = KernelReading(EmulatedLauncher())

@@ -64,13 +64,13 @@ def test_values_that_are_no_numbers_fail() -> None:
 def test_the_command_prints_a_table_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest", "--device", "cpu", "--head-dim", "64"]) == 0
     out = capsys.readouterr().out
-    assert "attention  turbo4/turbo3" in out and "72 cases: all right" in out and "FAILED" not in out
+    assert "attention  turbo4/turbo3" in out and "73 cases: all right" in out and "FAILED" not in out
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert selftest("cpu", (64,), all_pairs=False, bench=False, json_output=True) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["failed"] == 0 and found["kernels_launched"] == 0 and len(found["cases"]) == 72
+    assert found["failed"] == 0 and found["kernels_launched"] == 0 and len(found["cases"]) == 73
     assert set(found["cases"][0]) >= {"operation", "types", "head_dim", "error", "limit", "passed"}
 
 

@@ -16,7 +16,7 @@ from tqgguf.cli.progress import ProgressLine
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime import selftest_speed
 from tqgguf.runtime.backends import default_reading, describe, gpu_family, kernels_launched
-from tqgguf.runtime.selftest import HEAD_DIMS, Outcome, all_cases
+from tqgguf.runtime.selftest import HEAD_DIMS, Outcome, all_cases, takes_parts
 from tqgguf.runtime.selftest_speed import Speed
 
 DEVICES = ("auto", "gpu", "cpu")
@@ -45,9 +45,9 @@ def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bo
     missing = device == "gpu" and not launched
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if json_output:
-        print(json.dumps(_as_json(outcomes, speeds, launched), ensure_ascii=False), flush=True)
+        print(json.dumps(_as_json(outcomes, speeds, launched, takes_parts(reading)), ensure_ascii=False), flush=True)
     else:
-        print("\n".join(_lines(outcomes, failed, speeds, launched)))
+        print("\n".join(_lines(outcomes, failed, speeds, launched, takes_parts(reading))))
         if bench and not on_gpu:
             print("Speed is measured on a GPU only.")
         if missing:
@@ -55,7 +55,9 @@ def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bo
     return 1 if failed or missing or not outcomes else 0
 
 
-def _lines(outcomes: Sequence[Outcome], failed: Sequence[Outcome], speeds: Sequence[Speed], launched: int) -> list[str]:
+def _lines(
+    outcomes: Sequence[Outcome], failed: Sequence[Outcome], speeds: Sequence[Speed], launched: int, in_parts: bool
+) -> list[str]:
     lines = [f"{describe()}; MLX {version('mlx')}", ""]
     lines += aligned([("operation", "types", "cases", "failed", "worst error", "limit"), *_table(outcomes)], n_left=2)
     lines.append("")
@@ -72,6 +74,8 @@ def _lines(outcomes: Sequence[Outcome], failed: Sequence[Outcome], speeds: Seque
         ]
         lines += aligned([("attention", "keys", "us", "us from f16", "times as fast"), *rows])
         lines.append("")
+    if launched:
+        lines.append(f"long steps: {'keys in parts' if in_parts else 'by masks, which takes up to twice the time'}")
     kernels = f", {launched} kernels launched" if launched else ""
     verdict = "all right" if not failed else f"{len(failed)} FAILED"
     lines.append(f"{len(outcomes)} cases{kernels}: {verdict}")
@@ -99,11 +103,12 @@ def _size(error: float) -> float:
     return math.inf if math.isnan(error) else error
 
 
-def _as_json(outcomes: Sequence[Outcome], speeds: Sequence[Speed], launched: int) -> dict[str, Any]:
+def _as_json(outcomes: Sequence[Outcome], speeds: Sequence[Speed], launched: int, in_parts: bool) -> dict[str, Any]:
     return {
         "device": describe(),
         "mlx": version("mlx"),
         "kernels_launched": launched,
+        "long_steps_in_parts": in_parts,
         "failed": sum(not outcome.passed for outcome in outcomes),
         "cases": [
             {

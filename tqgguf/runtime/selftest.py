@@ -20,6 +20,7 @@ from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.attend import attend
+from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.readings import NumpyReading, Reading
 from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
 from tqgguf.runtime.kv.balance import ChannelScale
@@ -62,6 +63,10 @@ SHAPES = (
     Shape("within the first page", 60, 1, 4, dtype=mx.float32),
     Shape("a long step", 256, 200, 2),
 )
+_MANY_COLUMNS = Shape("eight rows", 300, 8, 4)
+"""Fills more tiles of query columns than other steps, where heads are small."""
+_LONG_STEP = Shape("a long step in parts", 8192 + 256, 300, 2, sinks=True)
+"""Keys before it make whole pieces and a rest (`long_steps.PIECE`), and its own pages several runs."""
 _COMPILED = Shape("a compiled step", 300, 1, 4, window=299)
 _BATCH = tuple(Shape("a batch", offset, 2, 4) for offset in (20, 128, 484, 300))
 
@@ -113,7 +118,15 @@ def all_cases(reading: Reading, head_dims: tuple[int, ...] = HEAD_DIMS, all_pair
             cases += attention_cases(reading, head_dim, type_k, type_v)
             cases += batch_cases(reading, head_dim, type_k, type_v)
             cases += compiled_cases(reading, head_dim, type_k, type_v)
+        cases += attention_cases(reading, head_dim, *PAIRS[0], shapes=(_MANY_COLUMNS,))
+        if takes_parts(reading):
+            cases += attention_cases(reading, head_dim, *PAIRS[0], shapes=(_LONG_STEP,))
     return cases
+
+
+def takes_parts(reading: Reading) -> bool:
+    """Whether long steps take their keys in parts, which hangs on what MLX's attention gives (`attention.partial`)."""
+    return isinstance(reading, KernelReading) and reading.long_steps.partial is not None
 
 
 def codec_cases(reading: Reading, head_dim: int) -> Iterator[Case]:

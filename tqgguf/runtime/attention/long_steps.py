@@ -22,18 +22,20 @@ from tqgguf.runtime.kernels.pages import decode_rows
 from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts
 
 WORKSPACE_BYTES = 1 << 30
-"""Bytes that decoded keys and values of a long step may take at a time; at least one KV head is decoded whole."""
+"""Bytes that decoded keys and values of a long step may take at a time; at least one KV head is decoded whole. Room for
+130,000 tokens of 8 KV heads of 128, so that it hardly ever costs a second pass."""
 
 MASK_BYTES = 1 << 28
 """Bytes of a mask, as wide as the keys, for the query rows of a long step that are taken together; all of a page's
-rows are."""
+rows are. As much as a mask of 2,048 rows over 64k keys."""
 
 PIECE = 64 * PAGE
 """Keys before a step are taken in pieces of so many, and what is left: few rows then still fill a GPU, and cuDNN, which
 prepares itself for every new length, meets few lengths (benchmarks/LOG.md)."""
 
 LAYERS_IN_FLIGHT = 2
-"""Layers of a long step that may be there at once, with their decoded pages."""
+"""Layers of a long step that may be there at once, with their decoded pages: one that the GPU works on, and one that
+waits for it."""
 
 _LEAST_BYTES_IN_FLIGHT = 1 << 26  # of a layer, below which layers are not waited for
 _OF_THE_QUERIES = 8  # times their bytes are what the rest of a layer makes, roughly
