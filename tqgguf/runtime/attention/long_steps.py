@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +19,7 @@ from tqgguf.runtime.kernels.join_parts import MOST_LEVELS, Part, StepParts, join
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_rows
 from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts
+from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 WORKSPACE_BYTES = 1 << 30
 """Bytes that decoded keys and values of a long step may take at a time; at least one KV head is decoded whole. Room for
@@ -259,7 +259,7 @@ def _key_runs(rows: mx.array, n: int) -> mx.array:
     return rows.reshape(n, -1, *rows.shape[1:]).swapaxes(1, 2)
 
 
-@lru_cache(maxsize=2)  # of layers with a window and without; each takes up to MASK_BYTES
+@lru_cache_in_thread(2)  # of layers with a window and without; each takes up to MASK_BYTES
 def _own_page_mask(start: int, lo: int, hi: int, window: int | None, dtype: mx.Dtype) -> mx.array:
     """What is added to the scores of rows lo .. hi - 1 (0, or minus infinity), for keys as `_both_forms` has them.
 

@@ -7,7 +7,6 @@ lazy operations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import mlx.core as mx
 
@@ -15,6 +14,7 @@ from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.kernels.batch_attention import BatchPages
 from tqgguf.runtime.kv.page_pool import PoolGrowth
 from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 
 def pooled_values(
@@ -70,7 +70,7 @@ def _blocks(
     return mx.concatenate([mx.pad(x, [(0, 0), (0, 0), (0, longest - x.shape[2]), (0, 0)]) for x in decoded])
 
 
-@lru_cache(maxsize=4)
+@lru_cache_in_thread(4)
 def _places(n_held: tuple[int, ...], n_coded: int, n_new: int) -> mx.array:
     """Where each sequence's columns lie among its `n_coded` rows of pages, its tail and the new rows: int32 [sequences,
     1, columns, 1], which the layers of a step share."""

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
+from tqgguf.runtime.thread_cache import lru_cache_in_thread
+
 SIMD_LANES = 32
 Template = tuple[tuple[str, Any], ...]
 """Names and values of a kernel's compile-time constants."""
@@ -153,7 +155,7 @@ class MlxLauncher(Launcher):
         def call(inputs: Sequence[mx.array], shapes: Shapes | None = None) -> list[mx.array]:
             self.n_launched += 1
             if shapes is not None:
-                arguments["output_shapes"] = shapes
+                return made(inputs=inputs, **{**arguments, "output_shapes": shapes})
             return made(inputs=inputs, **arguments)
 
         return call
@@ -236,7 +238,7 @@ def sizes_array(*sizes: int) -> mx.array:
     return mx.array(np.array(sizes, np.int32))
 
 
-@lru_cache(maxsize=4)
+@lru_cache_in_thread(16)
 def position_array(position: int) -> mx.array:
     """int32 [8] that begins with a number which changes with every step.
 

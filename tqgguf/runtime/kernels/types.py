@@ -85,7 +85,9 @@ def _signs(rotation: Rotation | None) -> mx.array:
 @lru_cache(maxsize=8)
 def nothing(dtype: mx.Dtype) -> mx.array:
     """What stands for an input that an instantiation does not read."""
-    return mx.zeros((8,), dtype=dtype)
+    zeros = mx.zeros((8,), dtype=dtype)
+    mx.eval(zeros)  # threads share it
+    return zeros
 
 
 def given(array: mx.array | None, dtype: mx.Dtype) -> mx.array:
