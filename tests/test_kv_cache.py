@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, trim_prompt_cache
 
+from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.blocks.cache_spec import LayerTypes
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape, kv_bytes
@@ -372,6 +373,7 @@ BAD_STATES: dict[str, Any] = {
     "another block type": changed(GOOD, type_v="q8_0"),
     "a head size it has not": changed(GOOD, dim_k=128, dim_v=128),
     "tiles of a type that has none": changed(filled(300, "turbo4", "q8_0").state, v_tiled=1),
+    "half in tiles": changed(GOOD, v_tiled=2),
     "negative tokens": changed(GOOD, offset=-5),
     "more tokens than rows": changed(GOOD, offset=999),
     "fewer tokens than rows": changed(GOOD, offset=299),
@@ -399,6 +401,19 @@ BAD_STATES: dict[str, Any] = {
     "RoPE over an odd number of channels": changed(GOOD, rope_dims=1),
     "arrays of numpy": changed(GOOD, k=[None if a is None else np.array(a) for a in GOOD[-2]]),
 }
+
+
+def test_a_window_that_frees_page_0_while_k_waits_for_queries_frees_both_sides() -> None:
+    rng = np.random.default_rng(22)
+    q, k, v = (mx.array(rng.standard_normal((1, h, 300, DIM)).astype(np.float32)) for h in (2 * HEADS, HEADS, HEADS))
+    cache = BlockKVCache("turbo4", "turbo3", window=64, rope=RopeLayout(DIM, True))
+    mask = cache.make_mask(300)
+    keys, values = cache.update_and_fetch(k, v)
+    hook.scaled_dot_product_attention(q, keys, values, scale=0.1, mask=mask)
+    restored = BlockKVCache.from_state(cache.state)
+    assert contents(restored) == contents(cache)
+    assert {side.first_page for side in (*cache.sides, *restored.sides)} == {1}
+    assert not cache.can_go_back(10)
 
 
 @pytest.mark.parametrize("name", BAD_STATES)

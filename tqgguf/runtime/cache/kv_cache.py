@@ -237,6 +237,7 @@ class BlockKVCache(_BaseCache):
         """Encode what waits for queries with those that there were: none will come any more."""
         if self.sides is not None and isinstance(self.sides[0], BlockSide) and self.sides[0].waiting is not None:
             self.sides[0].waiting.view()
+        self._release()
 
     def _check_rows(self, keys: mx.array, values: mx.array) -> None:
         kind = kind_of_rows(keys, values)
@@ -268,7 +269,7 @@ class BlockKVCache(_BaseCache):
     @property
     def start(self) -> int:
         """Position of the first token still held (0 without a window)."""
-        return 0 if self.sides is None else self.sides[0].first_page * PAGE
+        return 0 if self.sides is None else max(side.first_page for side in self.sides) * PAGE
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The mask of the next n tokens: None, "causal", or a boolean array [n, keys held + n] where one is needed."""
@@ -395,7 +396,7 @@ class BlockKVCache(_BaseCache):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies (mlx-lm's server makes some) go by the state: a backend's handles cannot be copied."""
-        return type(self).from_state, (self.state,), {"usage": self.usage}
+        return type(self).from_state, (self.state,), {"usage": self.usage, "keeps_pages": self.keeps_pages}
 
 
 _EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 8  # entries of a state: a full one has sizes and arrays
@@ -410,7 +411,7 @@ def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any
     settings = LayerSettings.from_scalars(state[:N_SCALARS])
     (offset, first_page, scale), rest = state[N_SCALARS:_EMPTY], state[_EMPTY:]
     numbers = (offset, first_page, *rest[:3])
-    if not all(is_whole(n) and n >= 0 for n in numbers):
+    if not all(is_whole(n) and n >= 0 for n in numbers) or (rest and rest[2] not in (0, 1)):
         raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {numbers!r}")
     if first_page * PAGE > offset or (offset and not rest):
         raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
