@@ -173,8 +173,9 @@ class Session:
         common = next((i for i, (a, b) in enumerate(zip(ids, self.tokens, strict=False)) if a != b), None)
         keep = min(len(ids) - 1, len(self.tokens)) if common is None else common
         restored, self._is_restored = self._is_restored, False
-        if self._torn:
+        if self._torn:  # also where there are no tokens yet: layers may hold some
             keep = 0
+            self._go_back(0)
         elif restored:
             keep = self.pieces.reusable(min(keep, len(ids) - 1))
         if keep < len(self.tokens):
