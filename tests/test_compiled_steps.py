@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import tempfile
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.generation.compiled_model import CompiledModel
+from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.models.load import open_model
 
 MODELS = {
@@ -126,6 +129,53 @@ def test_steps_that_are_over_keep_no_cache_alive() -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_a_turn_that_is_over_leaves_nothing_to_be_kept_or_copied() -> None:
+    model = tiny("llama")
+    caches = filled(model, MlxReading())
+    steps = steps_of(model)
+    decoded(model, caches, START, START + 2, steps)
+    held = weakref.ref(caches[0])
+    tails = caches[0]._growth
+    assert caches[0].offset == START + 2 and caches[0].sides is not None  # taken back
+    assert isinstance(tails, LentTails) and tails.arrays == []
+    del caches
+    assert held() is None  # though the steps are there still
+
+
+def test_an_observer_sees_steps_from_the_next_one_on() -> None:
+    model = tiny("llama")
+    caches, seen = filled(model, MlxReading()), []
+    steps = steps_of(model)
+    decoded(model, caches, START, START + 2, steps)
+    caches[0].usage.observer = lambda step, q, scale: seen.append(step.layer)
+    assert decoded(model, caches, START + 2, START + 3, steps)[1] == 0 and seen == [0, 1]
+
+
+def test_threads_compile_steps_of_their_own() -> None:
+    model = tiny("llama")
+    mx.eval(model.parameters())
+
+    def run(_: int) -> tuple[np.ndarray, int]:
+        return decoded(model, filled(model, MlxReading()), START, START + 3, steps_of(model))
+
+    with ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(run, range(2)))
+    assert [n for _, n in outs] == [3, 3] and np.array_equal(outs[0][0], outs[1][0])
+
+
+def test_other_caches_that_cannot_be_compiled_leave_block_caches_compiled() -> None:
+    model = tiny("llama")
+    steps = steps_of(model)
+    assert steps.step(token(0), [KVCache(), KVCache()]) is None and steps.refusal
+    assert decoded(model, filled(model, MlxReading()), START, START + 2, steps)[1] == 2
+
+
+def test_a_compiled_model_can_be_copied() -> None:
+    model = tiny("llama")
+    copied = copy.deepcopy(tqgguf.compiled(model))
+    assert copied.layers is not model.layers and len(copied.layers) == len(model.layers)
 
 
 def trimmed(caches: list[Any]) -> int:

@@ -10,6 +10,7 @@ Knows nothing of what a model is beyond a function of tokens and caches.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,14 +35,15 @@ Evaluate = Callable[[mx.array, list[Any]], mx.array]
 class CompiledSteps:
     """Steps of one token with `evaluate`, which must be the same function of its arguments at every call.
 
-    n_steps: how many there were. refusal: why steps cannot be compiled, once that is known.
+    n_steps: how many there were. refusal: why the last step could not be compiled, where it is the model's or its
+    caches' doing.
     """
 
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
         self.n_steps = 0
         self.refusal: str | None = None
-        self._is_checked = False
+        self._is_checked = self._is_given_up = False
         self._graph: _Graph | None = None
         self._page: _PageSteps | None = None
 
@@ -51,7 +53,7 @@ class CompiledSteps:
         That is so for a step that fills a page, before page 0 is full, and where something about the model or its
         caches stands in the way (`refusal`, or a step that somebody watches).
         """
-        if self.refusal is not None:
+        if self._is_given_up:
             return None
         page = self._page
         if page is None or not page.continues(caches):
@@ -67,6 +69,7 @@ class CompiledSteps:
             if self._is_checked:
                 raise
             self.refusal, self._page, self._graph = f"{type(error).__name__}: {error}", None, None
+            self._is_given_up = True
             return None
         self._is_checked = True
         self.n_steps += 1
@@ -82,7 +85,7 @@ class CompiledSteps:
             return None
         if self._graph is None or not self._graph.fits(layers):
             self._graph = _Graph(self._evaluate, layers)
-        return _PageSteps(self._graph, layers)
+        return _PageSteps(self._graph, layers, caches[0].offset)
 
 
 def _obstacle(cache: Any) -> str | None:
@@ -157,12 +160,32 @@ class _Layer:
         k, v = sides
         assert isinstance(k, BlockSide) and isinstance(v, BlockSide)
         forms = _SideForm.of(k), _SideForm.of(v)
-        self.cache = cache
+        self._cache = weakref.ref(cache)
         self.form = _Form(cache.reading, cache.layer, cache.window, k.n_heads or 0, forms)
         page = cache.offset // PAGE
         self.n_pages = page - max(k.first_page, v.first_page, cache.first_needed(page * PAGE))
-        self.arrays = [*_arrays_of(k), *_arrays_of(v)]
-        self.tails = LentTails((k, v))
+        self._made: LentTails | None = LentTails((k, v), [*_arrays_of(k), *_arrays_of(v)])
+        self._tails = weakref.ref(self._made)
+
+    def is_of(self, cache: BlockKVCache, offset: int) -> bool:
+        """Whether the cache is as the last step left it."""
+        held, tails = self._cache() is cache and cache.offset == offset, self._tails()
+        return held and tails is not None and cache.has_lent(tails) and not cache.is_watched
+
+    @property
+    def tails(self) -> LentTails:
+        tails = self._tails()
+        assert tails is not None
+        return tails
+
+    def take(self, rows: tuple[mx.array, mx.array], offset: int, window: int | None) -> None:
+        """Make the rows of a step at `offset` the cache's, and its tails its own: nothing is kept alive from here."""
+        cache, tails, (k, v) = self._cache(), self.tails, self.form.sides
+        assert cache is not None
+        tails.take(rows, offset % PAGE + 1)
+        cache.lend(tails)
+        cache.offset, self._made = offset + 1, None
+        cache.usage.reads.count_page(offset, offset + 1, k.codec, v.codec, window, self.form.n_prefix)
 
 
 @dataclass
@@ -215,24 +238,23 @@ def _traced_step(
 class _PageSteps:
     """The steps of one page."""
 
-    def __init__(self, graph: _Graph, layers: list[_Layer]) -> None:
+    def __init__(self, graph: _Graph, layers: list[_Layer], offset: int) -> None:
         self._graph, self._layers = graph, layers
-        self.page, self.n_held = divmod(layers[0].cache.offset, PAGE)
-        self._arrays = [layer.arrays for layer in layers]
+        self.page, self.n_held = divmod(offset, PAGE)
         self._made: Sequence[mx.array] = ()
 
     def continues(self, caches: list[Any]) -> bool:
         """Whether these are the caches that the last step left, untouched since."""
         offset = self.page * PAGE + self.n_held
         return len(caches) == len(self._layers) and all(
-            layer.cache is cache and cache.has_lent(layer.tails) and cache.offset == offset
-            for layer, cache in zip(self._layers, caches, strict=True)
+            layer.is_of(cache, offset) for layer, cache in zip(self._layers, caches, strict=True)
         )
 
     def step(self, token: mx.array) -> mx.array:
         positions = position_array(self.n_held), position_array(self.page * PAGE + self.n_held)
-        tails = [rows for layer in self._layers for rows in layer.tails.rows]
-        out, self._made = self._graph.call(token, *positions, tails, self._arrays)
+        lent = [layer.tails for layer in self._layers]
+        tails = [rows for of_layer in lent for rows in of_layer.rows]
+        out, self._made = self._graph.call(token, *positions, tails, [of_layer.arrays for of_layer in lent])
         return out
 
     def take(self) -> None:
@@ -241,12 +263,7 @@ class _PageSteps:
         self.n_held += 1
         made = iter(self._made)
         for layer, seen in zip(self._layers, self._graph.seen, strict=True):
-            cache, form = layer.cache, layer.form
-            layer.tails.take((next(made), next(made)), self.n_held)
-            cache.lend(layer.tails)
-            cache.offset = offset + 1
-            k, v = form.sides
-            cache.usage.reads.count_page(offset, offset + 1, k.codec, v.codec, seen.window, form.n_prefix)
+            layer.take((next(made), next(made)), offset, seen.window)
         self._made = ()
 
 

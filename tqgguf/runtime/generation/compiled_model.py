@@ -24,7 +24,13 @@ class CompiledModel:
         return self.model(inputs, cache=cache, **others)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "model":  # not there yet, as while a copy is made
+            raise AttributeError(name)
         return getattr(self.model, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles compile steps of their own."""
+        return type(self), (self.model,)
 
 
 def compiled(model: Any) -> CompiledModel:

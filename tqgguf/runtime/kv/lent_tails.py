@@ -10,9 +10,10 @@ from tqgguf.runtime.kv.sides import BlockSide
 
 class LentTails:
     """K's and V's rows after their last whole page, f16 [n_kv_heads, PAGE, head_dim], of which the first n_rows are
-    there. The sides get them back by `join`, and not before."""
+    there. The sides get them back by `join`, and not before. arrays: what else of the sides steps read until then."""
 
-    def __init__(self, sides: tuple[BlockSide, BlockSide]) -> None:
+    def __init__(self, sides: tuple[BlockSide, BlockSide], arrays: list[mx.array]) -> None:
+        self.arrays = arrays
         self._sides = sides
         tails = [side.tail for side in sides]
         self.n_rows = 0 if tails[0] is None else tails[0].shape[1]
@@ -27,6 +28,7 @@ class LentTails:
         """Give the sides their tails."""
         for side, rows in zip(self._sides, self.rows, strict=True):
             side.tail = rows[:, : self.n_rows] if self.n_rows else None
+        self.arrays = []  # whoever still holds these must not make planes be copied when they grow
 
 
 def _padded(side: BlockSide, n_rows: int) -> mx.array:
