@@ -173,7 +173,10 @@ def test_every_geometry_fits_into_threadgroup_memory(family: str) -> None:
 
 
 def test_larger_heads_than_fit_are_left_to_operations_of_mlx() -> None:
-    assert [types.is_supported(resolve_codec("turbo4", n, "k")) for n in (512, 640, 768)] == [True, False, False]
+    codecs = [resolve_codec("turbo4", n, "k") for n in (512, 640, 768)]
+    assert [types.is_supported(codec) for codec in codecs] == [True, False, False]
+    reading = KernelReading(EmulatedLauncher())  # which must not hold as tiles what it cannot read
+    assert [reading.tiles_values(codec) for codec in codecs] == [True, False, False]
 
 
 def declared_bytes(geometry, k, v) -> tuple[int, int]:

@@ -57,7 +57,7 @@ class KernelReading(MlxReading):
         return codes[0], scales[0]
 
     def tiles_values(self, codec: Codec) -> bool:
-        return can_be_tiled(codec)
+        return can_be_tiled(codec) and is_supported(codec)
 
     def encode_pages(
         self,
