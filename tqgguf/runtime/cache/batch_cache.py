@@ -23,6 +23,7 @@ from tqgguf.runtime.attention.batch_step import BatchStep, Columns, PooledStep
 from tqgguf.runtime.attention.pooled_values import pooled_values
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.kv.page_pool import PagePool
+from tqgguf.runtime.kv.settings import is_whole
 from tqgguf.runtime.kv.side_view import PAGE, cuts
 
 if TYPE_CHECKING:
@@ -64,10 +65,7 @@ class BatchBlockKVCache(_BaseCache):
     """
 
     def __init__(self, caches: Sequence[BlockKVCache]) -> None:
-        settings = {cache.settings for cache in caches}
-        if len(settings) != 1:
-            found = f"found {len(settings)} different settings"
-            raise RequestError(f"a batch takes block caches of one layer and of the same types, {found}")
+        _check_alike(caches)
         self._members = [_Member.of(cache) for cache in caches]
         self._layer, self._window = caches[0].layer, caches[0].window
         self._pool: PagePool | None = None
@@ -113,16 +111,29 @@ class BatchBlockKVCache(_BaseCache):
         right_padding: Sequence[int] | None = None,
     ) -> None:
         """Tell what of the next columns is padding: left_padding before the first token of each sequence, or everything
-        after its next `lengths` tokens, until `finalize`. ValueError: left padding of sequences that hold tokens, or
-        right padding without lengths."""
-        if left_padding is not None:
-            if not self.empty():
-                raise ValueError("left padding can only be added to an empty batch of block caches")
-            self._left = [held + int(n) for held, n in zip(self._left, left_padding, strict=True)]
-        if right_padding is not None and max(right_padding) > 0:
-            if lengths is None:
-                raise ValueError("right padding of block caches needs the lengths of the sequences")
-            self._to_come = [int(n) for n in lengths]
+        after its next `lengths` tokens, until `finalize`. ValueError: not a number >= 0 for every sequence, left
+        padding of sequences that hold tokens, or right padding without lengths; nothing changes then."""
+        left, to_come, right = (
+            self._numbers(name, given)
+            for name, given in (("left_padding", left_padding), ("lengths", lengths), ("right_padding", right_padding))
+        )
+        if left is not None and not self.empty():
+            raise ValueError("left padding can only be added to an empty batch of block caches")
+        is_padded = right is not None and any(right)
+        if is_padded and to_come is None:
+            raise ValueError("right padding of block caches needs the lengths of the sequences")
+        if left is not None:
+            self._left = [held + n for held, n in zip(self._left, left, strict=True)]
+        if is_padded:
+            self._to_come = to_come
+
+    def _numbers(self, name: str, given: Sequence[int] | None) -> list[int] | None:
+        if given is None:
+            return None
+        numbers, n_sequences = _entries(given), len(self._members)
+        if len(numbers) != n_sequences or not all(is_whole(n) and n >= 0 for n in numbers):
+            raise ValueError(f"{name}: expected {n_sequences} numbers >= 0, one for each sequence, found {numbers}")
+        return numbers
 
     def finalize(self) -> None:
         """The right padding is through."""
@@ -133,11 +144,12 @@ class BatchBlockKVCache(_BaseCache):
 
         Errors as `BlockKVCache.update`. A batch that raised is as it was.
         """
-        if not isinstance(keys, mx.array) or keys.ndim != 4 or len(keys) != len(self._members):
-            found = keys.shape if isinstance(keys, mx.array) else type(keys).__name__
+        shapes = [rows.shape if isinstance(rows, mx.array) else type(rows).__name__ for rows in (keys, values)]
+        of_k, of_v = (shape[:3] if isinstance(shape, tuple) and len(shape) == 4 else None for shape in shapes)
+        if of_k is None or of_k != of_v or of_k[0] != len(self._members):
             raise RequestError(
-                f"layer {self._layer}: expected rows of {len(self._members)} sequences [sequences, n_kv_heads, "
-                f"columns, head_dim], found {found}"
+                f"layer {self._layer}: expected K and V of {len(self._members)} sequences [sequences, n_kv_heads, "
+                f"columns, head_dim], of as many heads and columns, found {shapes[0]} and {shapes[1]}"
             )
         n_columns = keys.shape[2]
         columns = self._columns(n_columns)
@@ -152,27 +164,30 @@ class BatchBlockKVCache(_BaseCache):
         """`update_and_fetch` sequence by sequence."""
         n_columns = keys.shape[2]
         most, left = self._padding()
-        before = [member.cache.copy() for member in self._members]
+        grown = [replace(member, cache=member.cache.copy()) for member in self._members]
+        usages = [member.cache.usage for member in grown]
+        counted = [(usage.by_fallback, set(usage.unattended)) for usage in usages]
         try:
             parts = [
                 member.cache.update_and_fetch(*(rows[i : i + 1, :, lo:hi] for rows in (keys, values)))
                 if lo < hi
                 else None
-                for i, (member, (lo, hi)) in enumerate(zip(self._members, columns, strict=True))
+                for i, (member, (lo, hi)) in enumerate(zip(grown, columns, strict=True))
             ]
-        except Exception:
-            for member, cache in zip(self._members, before, strict=True):
-                member.cache = cache
+            steps = [None if part is None else part[0].step for part in parts]
+            step = BatchStep(steps, columns, n_columns, self._layer, self._members[0].cache.usage)
+            fetched = []
+            for side, new in enumerate((keys, values)):
+                aligned = [
+                    _aligned(None if part is None else part[side], new, most + n_columns, at)
+                    for part, at in zip(parts, left, strict=True)
+                ]
+                fetched.append(_lazy(mx.concatenate(aligned), step))
+        except BaseException:
+            for usage, (by_fallback, unattended) in zip(usages, counted, strict=True):
+                usage.by_fallback, usage.unattended = by_fallback, unattended
             raise
-        steps = [None if part is None else part[0].step for part in parts]
-        step = BatchStep(steps, columns, n_columns, self._layer, self._members[0].cache.usage)
-        fetched = []
-        for side, new in enumerate((keys, values)):
-            aligned = [
-                _aligned(None if part is None else part[side], new, most + n_columns, at)
-                for part, at in zip(parts, left, strict=True)
-            ]
-            fetched.append(_lazy(mx.concatenate(aligned), step))
+        self._members = grown  # all or none, whatever interrupts this
         return fetched[0], fetched[1]
 
     def _grow_pool(
@@ -227,9 +242,14 @@ class BatchBlockKVCache(_BaseCache):
             return
         last = self._last
         for i, (member, lo) in enumerate(zip(self._members, self._counted, strict=True)):
-            end = member.cache.offset if last is None or last.is_attended else last.growth.offsets[i]
-            member.count(self._pool, lo, end)
-        self._counted, self._last = [member.cache.offset for member in self._members], None
+            if last is None or last.is_attended:
+                member.cache.usage.unattended.discard(self._layer)  # from when it was asked for too early
+                member.count(self._pool, lo, member.cache.offset)
+            elif lo < member.cache.offset:  # otherwise counted before, and perhaps of another order
+                member.count(self._pool, lo, last.growth.offsets[i])
+        self._counted = [member.cache.offset for member in self._members]
+        if last is not None and last.is_attended:
+            self._last = None
 
     def _columns(self, n: int) -> list[Columns]:
         """Which of the next n columns are a sequence's own."""
@@ -242,8 +262,12 @@ class BatchBlockKVCache(_BaseCache):
             self._to_come = [end - (hi - lo) for end, (lo, hi) in zip(self._to_come, columns, strict=True)]
 
     def filter(self, batch_indices: Iterable[int]) -> None:
-        """Keep these sequences only, in this order."""
-        keep = [int(i) for i in batch_indices]
+        """Keep these sequences only, in this order; negative indices count from the end. RequestError: an index that
+        there is not, or one twice."""
+        given, n = _entries(batch_indices), len(self._members)
+        keep = [i % n for i in given if is_whole(i) and -n <= i < n]
+        if len(keep) < len(given) or len(set(keep)) < len(keep):
+            raise RequestError(f"filter: expected different indices of {n} sequences, found {given}")
         self._count()
         for member in self._members:
             member.settle()
@@ -256,9 +280,11 @@ class BatchBlockKVCache(_BaseCache):
             self._to_come = [self._to_come[i] for i in keep]
 
     def extend(self, other: BatchBlockKVCache) -> None:
-        """Add another batch's sequences after these. ValueError: one of them is amid padding."""
+        """Add another batch's sequences after these. ValueError: one of them is amid padding; RequestError: caches
+        that could not have been merged."""
         if self._to_come is not None or other._to_come is not None:
             raise ValueError("a batch of block caches cannot be extended before its right padding is through")
+        _check_alike([member.cache for member in (*self._members, *other._members)])
         self._leave_pool()
         self._members += [_Member.of(other.extract(i)) for i in range(len(other._members))]
         self._left += other._left
@@ -292,9 +318,13 @@ class BatchBlockKVCache(_BaseCache):
         return all(member.cache.is_trimmable() for member in self._members)
 
     def trim(self, n: int) -> int:
-        """Remove the last n tokens of every sequence (all of shorter ones); returns how many of the longest were."""
+        """Remove the last n tokens of every sequence (all of shorter ones); returns how many of the longest were.
+        Errors as `BlockKVCache.trim`; nothing is removed then."""
         self._leave_pool()
-        return max([member.cache.trim(n) for member in self._members])
+        trimmed = [replace(member, cache=member.cache.copy()) for member in self._members]
+        removed = max([member.cache.trim(n) for member in trimmed])
+        self._members = trimmed
+        return removed
 
     @property
     def nbytes(self) -> int:
@@ -304,6 +334,18 @@ class BatchBlockKVCache(_BaseCache):
     def state(self) -> list[Any]:
         """Every sequence's state: what mlx-lm evaluates. `extract` is what can be saved and restored."""
         return [self.extract(i).state for i in range(len(self._members))]
+
+
+def _check_alike(caches: Sequence[BlockKVCache]) -> None:
+    settings = {cache.settings for cache in caches}
+    if len(settings) != 1:
+        found = f"found {len(settings)} different settings"
+        raise RequestError(f"a batch takes block caches of one layer and of the same types, {found}")
+
+
+def _entries(given: Any) -> list[Any]:
+    """Of a list, or of an array of MLX or numpy, as Python's."""
+    return [entry.tolist() if hasattr(entry, "tolist") else entry for entry in given]
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,129 @@
+"""What a batch of block caches cannot do is refused, and nothing changes; interrupts change nothing either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from test_batch_cache import HEAD_DIM, N_HEADS, N_KV_HEADS, Alone, Together, empty, kernels, same_state
+
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.readings import NumpyReading
+from tqgguf.runtime.cache.batch_cache import BatchBlockKVCache
+from tqgguf.runtime.cache.kv_cache import BlockKVCache
+
+
+def test_who_is_kept_in_a_pool_can_be_counted_from_the_end() -> None:
+    alone_, together = (make(2, reading=kernels()) for make in (Alone, Together))
+    together.step([130, 254])
+    together.step([1, 1])
+    together.cache.filter([-1])
+    together.who = [1]
+    for n in (254, 1):
+        alone_.step(1, n)
+    for _ in range(2):  # the second page fills, where the other sequence's was
+        together.step([1])
+        alone_.step(1, 1)
+    assert together.cache._pool is not None and same_state(together.cache.extract(0), alone_.caches[1])
+
+
+def test_a_filter_takes_arrays_and_refuses_whom_it_cannot_keep() -> None:
+    cache = BlockKVCache.merge([empty() for _ in range(3)])
+    cache.prepare(left_padding=[5, 6, 7])
+    for indices in ([0, 0], [2, -1], [1, 7], [-4], [True, False, True], [1.0], mx.array([0, 3]), np.array([0.5])):
+        with pytest.raises(RequestError, match="expected different indices of 3 sequences, found"):
+            cache.filter(indices)
+        assert cache.offset.tolist() == [-5, -6, -7]
+    cache.filter(mx.array([-1, 0, 1]))
+    cache.filter(np.array([2, -3]))
+    assert cache.offset.tolist() == [-6, -7]
+
+
+@pytest.mark.parametrize("other", [{"window": 60}, {"balance": "off"}, {"layer": 1}])
+def test_a_batch_is_not_extended_by_what_it_could_not_have_been_merged_of(other: dict[str, Any]) -> None:
+    cache = BlockKVCache.merge([empty()])
+    with pytest.raises(RequestError, match="found 2 different settings"):
+        cache.extend(BlockKVCache.merge([empty(**other)]))
+    assert cache.offset.tolist() == [0]
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_values_of_other_sequences_heads_or_columns_than_keys_are_refused(by_kernels: bool) -> None:
+    together = Together(2, reading=kernels() if by_kernels else NumpyReading())
+    together.step([3, 3])
+    together.step([1, 1])
+    keys = mx.zeros((2, N_KV_HEADS, 1, HEAD_DIM))
+    for shape in ((2, 2, 2, 64), (3, 2, 1, 64), (1, 2, 1, 64), (2, 1, 1, 64), (2, 2, 64)):
+        with pytest.raises(RequestError, match=r"K and V of 2 sequences .* as many heads and columns, found"):
+            together.cache.update_and_fetch(keys, mx.zeros(shape))
+    assert together.cache.offset.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["left_padding", "lengths", "right_padding"])
+@pytest.mark.parametrize("numbers", [[5, -1], [-3, 0], [1], [1, 2, 3], [0.5, 1]])
+def test_padding_that_cannot_be_is_refused_before_a_step(name: str, numbers: list[Any]) -> None:
+    cache = BlockKVCache.merge([empty(), empty()])
+    with pytest.raises(ValueError, match=f"{name}: expected 2 numbers >= 0, one for each sequence, found"):
+        cache.prepare(**{"left_padding": [1, 1], "lengths": [2, 1], "right_padding": [0, 1], name: numbers})
+    assert cache.offset.tolist() == [0, 0]
+    cache.update_and_fetch(*(mx.zeros((2, N_KV_HEADS, 4, HEAD_DIM)) for _ in range(2)))
+    assert cache.offset.tolist() == [4, 4]  # nothing of it was padding
+
+
+def test_no_sequence_is_trimmed_where_one_cannot_be() -> None:
+    together = Together(2, window=60)
+    together.step([100, 400])
+    with pytest.raises(ValueError, match="cannot go back to 310"):
+        together.cache.trim(90)
+    assert together.cache.offset.tolist() == [100, 400]
+
+
+def test_an_interrupted_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Together(2, usage=hook.Usage(strict=True))
+    together.step([3, 130])
+    whole, seen = BlockKVCache.update, []
+
+    def interrupted(cache: BlockKVCache, *rows: mx.array) -> hook.Step:
+        seen.append(cache)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return whole(cache, *rows)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(BlockKVCache, "update", interrupted)
+        together.step([20, 20])
+    assert together.cache.offset.tolist() == [3, 130]
+    together.step([20, 20])
+    assert together.cache.offset.tolist() == [23, 150]
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda cache: cache.state, lambda cache: cache.extract(1), lambda cache: cache.filter([1, 0])]
+)
+def test_strict_refuses_a_pools_next_step_whatever_was_asked_since_the_last(
+    ask: Callable[[BatchBlockKVCache], Any],
+) -> None:
+    together = Together(2, reading=kernels(), usage=hook.Usage(strict=True))
+    together.step([3, 5])
+    one = [mx.zeros((2, N_KV_HEADS, 1, HEAD_DIM)) for _ in range(2)]
+    together.cache.update_and_fetch(*one)
+    assert together.cache._pool is not None
+    ask(together.cache)
+    with pytest.raises(RequestError, match="by fallback"):
+        together.cache.update_and_fetch(*one)
+    assert sorted(together.cache.offset.tolist()) == [4, 6]
+
+
+def test_a_pools_step_that_is_attended_from_late_was_no_fallback_to_strict() -> None:
+    together = Together(2, reading=kernels(), usage=hook.Usage(strict=True))
+    together.step([3, 5])
+    rows = [mx.zeros((2, heads, 1, HEAD_DIM)) for heads in (N_KV_HEADS, N_KV_HEADS, N_HEADS)]
+    keys, values = together.cache.update_and_fetch(*rows[:2])
+    assert len(together.cache.state) == 2
+    hook.scaled_dot_product_attention(rows[2], keys, values, scale=0.1)
+    together.step([20, 20])
+    assert together.cache.offset.tolist() == [24, 26]
