@@ -7,14 +7,21 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
+from emulator.launcher import EmulatedLauncher
 
 from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.readings import MlxReading, Reading
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 HEAD_DIM, N_HEADS = 64, 2
 PAGES = 64  # held at first: so many that planes grow by two pages at a time
+READINGS: dict[str, Callable[[], Reading]] = {
+    "MLX": MlxReading,
+    "kernels": lambda: KernelReading(EmulatedLauncher()),
+}
 
 
 def evaluate(tokens: mx.array, caches: list[Any]) -> mx.array:
@@ -63,8 +70,9 @@ def with_a_spare_page(reading: Reading) -> BlockKVCache:
     return cache
 
 
-def test_pages_are_written_into_their_planes() -> None:
-    cache = with_a_spare_page(MlxReading())
+@pytest.mark.parametrize("by", ["MLX", pytest.param("kernels", marks=pytest.mark.slow)])
+def test_pages_are_written_into_their_planes(by: str) -> None:
+    cache = with_a_spare_page(READINGS[by]())
     # five planes: codes and scales, and K's means; the second step goes over the page's edge
     steps = [lambda n=n: evaluate(mx.arange(n)[None], [cache]) for n in (1, 3)]
     assert copies_while(cache, steps) == (0, 0)

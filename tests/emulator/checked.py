@@ -10,7 +10,9 @@ import mlx.core as mx
 from emulator.exporter import metal_text
 from emulator.front_end import complaints, cuda_complaints
 from emulator.launcher import EmulatedLauncher
-from tqgguf.runtime.kernels.launch import Kernel, Launcher, Template, Threads
+from tqgguf.runtime.kernels.launch import SIMD_LANES, Kernel, Launcher, Template, Threads
+
+MOST_THREADS = 1024  # of a threadgroup, on Metal and with CUDA
 
 _seen_as_cuda: dict[object, list[str]] = {}
 
@@ -48,6 +50,7 @@ class FrontEndLauncher(Launcher):
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> list[mx.array]:
         key = _instantiation(kernel, inputs, template, threads)
+        assert SIMD_LANES * threads.simdgroups <= MOST_THREADS, key
         if key not in self.seen:
             self.seen.add(key)
             look = _as_metal if self.family == "metal" else _as_cuda
