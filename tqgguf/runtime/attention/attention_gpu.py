@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.long_steps import MASK_BYTES, WORKSPACE_BYTES, LongSteps, causal_mask, first_read
+from tqgguf.runtime.attention.long_steps import MASK_BYTES, WORKSPACE_BYTES, LongSteps, causal_mask
 from tqgguf.runtime.attention.partial import PartialAttention
 from tqgguf.runtime.attention.readings import MlxReading, Reads
 from tqgguf.runtime.kernels.batch_attention import attend_batch, grow_and_attend_batch, join_batch, refusal_of
@@ -25,7 +25,7 @@ from tqgguf.runtime.kernels.pages import decode_all, decode_rows, encode_pages, 
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
 from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv.page_pool import PoolGrowth
-from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, prefix_length
+from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, first_read_page, prefix_length
 
 MOST_ROWS = {"metal": 8, "cuda": 32}
 """Rows of a step up to which blocks are read by decode attention, by family of devices; longer steps decode them first.
@@ -96,7 +96,7 @@ class KernelReading(MlxReading):
         return n_rows <= self.most_rows and is_supported(k) and is_supported(v)
 
     def compiles(self, k: Codec, v: Codec) -> bool:
-        return is_supported(k) and is_supported(v) and not k.is_float and not v.is_float
+        return refusal_of(k, v) is None
 
     def compiled(self, function: Any) -> Any:
         return self.launcher.compiled(function)
@@ -234,7 +234,7 @@ def _attend_rows(
     q: mx.array, k: SideView, v: SideView, offset: int, scale: float, window: int | None, sinks: mx.array | None
 ) -> mx.array:
     """Float types on both sides: MLX's own attention over their rows."""
-    start = first_read(k, v, offset, window)
+    start = PAGE * first_read_page(k, v, offset, window)
     dtype = k.rows.dtype if k.rows.dtype == v.rows.dtype else mx.float32
     keys, values = (side.rows[None, :, start - side.rows_start :].astype(dtype) for side in (k, v))
     out = mx.fast.scaled_dot_product_attention(

@@ -18,7 +18,7 @@ from tqgguf.runtime.attention.partial import MOST_HEAD_DIM, PartialAttention, be
 from tqgguf.runtime.kernels.join_parts import MOST_LEVELS, Part, StepParts, join_parts
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_rows
-from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts
+from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, first_read_page
 from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 WORKSPACE_BYTES = 1 << 30
@@ -66,14 +66,15 @@ class LongSteps:
         as the mask has room for, and as many KV heads as the workspace holds."""
         n_kv_heads, end = k.rows.shape[0], offset + q.shape[2]
         group = q.shape[1] // n_kv_heads
-        start = first_read(k, v, offset, window)
+        start = PAGE * first_read_page(k, v, offset, window)
         by_parts = self._takes_parts(k, v, end - start, window)
         rows_at_once = PAGE << MOST_LEVELS if by_parts else self._rows_of_a_mask(2 * end - start)
         _wait_for_others(q, n_kv_heads * _bytes_of_a_head(k, v, start, offset, end) + _OF_THE_QUERIES * q.nbytes)
         parts, first_page = [], offset // PAGE * PAGE
         for after, before in pairwise(cuts(offset - first_page, end - first_page, rows_at_once)):
             lo, hi = first_page + after, first_page + before
-            start, in_parts = first_read(k, v, lo, window), by_parts and hi - lo // PAGE * PAGE > PAGE
+            start = PAGE * first_read_page(k, v, lo, window)
+            in_parts = by_parts and hi - lo // PAGE * PAGE > PAGE
             attend_heads = self._attend_in_parts if in_parts else self._attend_masked
             at_once = max(1, min(n_kv_heads, self.workspace_bytes // _bytes_of_a_head(k, v, start, lo, hi)))
             outs = []
@@ -281,9 +282,3 @@ def causal_mask(first_key: int, lo: int, hi: int, window: int | None) -> Any:
         row, key = mx.arange(lo, hi)[:, None], mx.arange(first_key, hi)
         return (key <= row) & (key > row - window)
     return "causal" if hi - lo > 1 else None
-
-
-def first_read(k: SideView, v: SideView, offset: int, window: int | None) -> int:
-    """The first position that a step from offset on reads, at a page's edge."""
-    held = max(k.first_page, v.first_page)
-    return PAGE * (held if window is None else max(held, max(0, offset - window + 1) // PAGE))

@@ -30,7 +30,7 @@ from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.rows import check_rows, kind_of_rows
 from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole, layer_codec
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.side_view import PAGE, SideView, first_seen_page
 from tqgguf.runtime.kv.sides import BlockSide, Growth, Waiting
 
 
@@ -107,9 +107,12 @@ class BlockKVCache(_BaseCache):
     @property
     def is_watched(self) -> bool:
         """Whether somebody is to see the queries of the next step, or has not seen those of the last one."""
-        usage = self.usage
         open_scale = self._sides is not None and _open_scale(self._sides[0]) is not None
-        return open_scale or usage.observer is not None or self.layer in usage.unattended
+        return open_scale or self._is_observed
+
+    @property
+    def _is_observed(self) -> bool:
+        return self.usage.observer is not None or self.layer in self.usage.unattended
 
     def _make_side(self, side: Side, head_dim: int) -> BlockSide | FloatSide:
         types, rope = self.settings.types, self.settings.rope
@@ -258,7 +261,7 @@ class BlockKVCache(_BaseCache):
 
     def first_needed(self, offset: int) -> int:
         """The first page that a query at `offset` or later can see."""
-        return 0 if self.window is None else max(0, offset - self.window + 1) // PAGE
+        return first_seen_page(offset, self.window)
 
     def _release(self) -> None:
         """Free what no later query can see; the step that was just made keeps its own views."""
@@ -298,10 +301,10 @@ class BlockKVCache(_BaseCache):
     def poolable_sides(self) -> tuple[BlockSide, BlockSide] | None:
         """The sides, where they could be in a pool of several sequences', and nobody watches who reads them."""
         self._settle()
-        usage, (k, v) = self.usage, self.sides or (None, None)
+        k, v = self.sides or (None, None)
         if not (isinstance(k, BlockSide) and isinstance(v, BlockSide) and self.settings.has_tail):
             return None
-        return None if usage.observer is not None or self.layer in usage.unattended else (k, v)
+        return None if self._is_observed else (k, v)
 
     def hold(self, sides: tuple[BlockSide, BlockSide]) -> None:
         """Take over the sides of `offset` tokens, without the pages that no later query can see."""

@@ -20,7 +20,7 @@ from tqgguf.runtime.kernels.decode_plan import (
 from tqgguf.runtime.kernels.launch import Call, Launcher, position_array, sizes_array
 from tqgguf.runtime.kernels.pages import join_sizes, join_with
 from tqgguf.runtime.kernels.types import given, nothing
-from tqgguf.runtime.kv.side_view import PAGE, SideView, prefix_length
+from tqgguf.runtime.kv.side_view import PAGE, SideView, first_read_page, prefix_length
 
 
 class _Float(NamedTuple):
@@ -75,7 +75,7 @@ def attend_blocks(
     """
     shape = q.shape
     own_start, end = offset // PAGE * PAGE, offset + shape[2]
-    first_page = _first_page(k, v, offset, window)
+    first_page = first_read_page(k, v, offset, window)
     key = shape[1], shape[2], q.dtype, own_start, first_page, window, scale, sinks is None
     prepared: _Prepared | None = k.kept.get(key)
     if prepared is None or prepared.v.kept is not v.kept:
@@ -105,7 +105,7 @@ def grow_and_attend(
     """
     shape = q.shape
     own_start = offset // PAGE * PAGE
-    first_page = _first_page(k, v, offset, window)
+    first_page = first_read_page(k, v, offset, window)
     key = "grow", shape[1], shape[2], q.dtype, first_page, window, scale, sinks is None
     kept = k.kept.get(key)
     if kept is None or kept[0] is not v.kept:
@@ -230,12 +230,6 @@ def _plan(launcher: Launcher, q: mx.array, k: SideView, v: SideView, scale: floa
     n_columns = q.shape[1] // k.rows.shape[0] * q.shape[2]
     balance = k.page_means is not None, k.channel_scale is not None
     return plan_for(launcher.family, k.codec, v.codec, n_columns, scale, *balance, with_sinks, v.tiled, q.dtype)
-
-
-def _first_page(k: SideView, v: SideView, offset: int, window: int | None) -> int:
-    """The first page that some row sees."""
-    held = max(k.first_page, v.first_page)
-    return held if window is None else max(held, max(0, offset - window + 1) // PAGE)
 
 
 def _planes(side: SideView) -> tuple[mx.array, mx.array]:

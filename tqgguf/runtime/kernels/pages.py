@@ -235,11 +235,8 @@ def join_in_page(
 ) -> tuple[mx.array, mx.array]:
     """Tails f16 [n_kv_heads, PAGE, head_dim] of K and V with new rows [1, n_kv_heads, rows, head_dim] written from row
     n_held on, which is int32 [8] and counts in its first entry; tails of the same length."""
-    _, n_heads, n_new, k_dim = new[0].shape
-    sizes = join_sizes(k_dim, new[1].shape[3], PAGE, n_new)
-    call = _prepare_join(launcher, n_heads, PAGE)
-    k, v = call((tails[0], new[0], tails[1], new[1], sizes, n_held), [tail.shape for tail in tails])
-    return k, v
+    _, _, n_new, k_dim = new[0].shape
+    return join_in_batch(launcher, tails, new, n_held, join_sizes(k_dim, new[1].shape[3], PAGE, n_new))
 
 
 def join_in_batch(

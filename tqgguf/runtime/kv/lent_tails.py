@@ -17,7 +17,7 @@ class LentTails:
         self._sides = sides
         tails = [side.tail for side in sides]
         self.n_rows = 0 if tails[0] is None else tails[0].shape[1]
-        k, v = (_padded(side, self.n_rows) for side in sides)
+        k, v = (side.to_length(side.tail, PAGE) for side in sides)
         self.rows: tuple[mx.array, mx.array] = k, v
 
     def take(self, rows: tuple[mx.array, mx.array], n_rows: int) -> None:
@@ -29,8 +29,3 @@ class LentTails:
         for side, rows in zip(self._sides, self.rows, strict=True):
             side.tail = rows[:, : self.n_rows] if self.n_rows else None
         self.arrays = []  # whoever still holds these must not make planes be copied when they grow
-
-
-def _padded(side: BlockSide, n_rows: int) -> mx.array:
-    missing = mx.zeros((side.n_heads or 0, PAGE - n_rows, side.codec.head_dim), dtype=mx.float16)
-    return missing if side.tail is None else mx.concatenate([side.tail, missing], axis=1)

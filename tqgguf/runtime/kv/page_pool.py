@@ -15,7 +15,7 @@ import mlx.core as mx
 from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide
 from tqgguf.runtime.kv.balance import ChannelScale
 from tqgguf.runtime.kv.planes import Plane
-from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.kv.side_view import PAGE, first_seen_page
 from tqgguf.runtime.kv.sides import BlockSide
 
 Pair = tuple[mx.array, mx.array]
@@ -71,11 +71,11 @@ class PagePool:
             [_pooled([side.planes[i] for side in of]) for i in range(len(of[0].planes))]
             for of in zip(*sides, strict=True)
         ]
-        k_tails, v_tails = ([_to_length(side.tail, side, PAGE) for side in of] for of in zip(*sides, strict=True))
+        k_tails, v_tails = ([side.to_length(side.tail, PAGE) for side in of] for of in zip(*sides, strict=True))
         self.tails: Pair = mx.stack(k_tails), mx.stack(v_tails)
         n_prefix = self.kinds[0].n_prefix
         self._prefixes = [
-            mx.stack([_to_length(side.prefix, side, n_prefix) for side in of]) if n_prefix else None
+            mx.stack([side.to_length(side.prefix, n_prefix) for side in of]) if n_prefix else None
             for of in zip(*sides, strict=True)
         ]
         self._growth: PoolGrowth | None = None
@@ -164,13 +164,10 @@ class PagePool:
                 prefixes = self._prefixes[s] = mx.array(prefixes)  # ours alone: the assignment changes it
                 prefixes[i] = rows[:, : kind.n_prefix]
         self._slots[i].append(slot)
-        needed = self._first_needed(i)
+        needed = first_seen_page(self.offsets[i], self._window)
         for gone in range(self._first_pages[i], needed):
             self._free.append(self._slots[i][gone])
         self._first_pages[i] = max(needed, self._first_pages[i])
-
-    def _first_needed(self, i: int) -> int:
-        return 0 if self._window is None else max(0, self.offsets[i] - self._window + 1) // PAGE
 
     def _side(self, s: int, i: int, first_page: int) -> BlockSide:
         """A side of a sequence without rows."""
@@ -232,10 +229,3 @@ def _pooled(planes: Sequence[Plane]) -> Plane:
     """One plane with the pages of all."""
     held = [pages for pages in (plane.read() for plane in planes) if pages is not None]
     return Plane(mx.concatenate(held), sum(plane.length for plane in planes)) if held else Plane()
-
-
-def _to_length(rows: mx.array | None, side: BlockSide, length: int) -> mx.array:
-    """f16 rows [n_kv_heads, length, head_dim], zeros after those that there are."""
-    if rows is None:
-        return mx.zeros((side.n_heads or 0, length, side.codec.head_dim), dtype=mx.float16)
-    return mx.pad(rows, [(0, 0), (0, length - rows.shape[1]), (0, 0)])

@@ -93,6 +93,16 @@ def prefix_length(k: SideView, v: SideView) -> int:
     return next((side.prefix.shape[1] for side in (k, v) if side.prefix is not None), 0)
 
 
+def first_seen_page(offset: int, window: int | None) -> int:
+    """The first page that a query at `offset` or later can see."""
+    return 0 if window is None else max(0, offset - window + 1) // PAGE
+
+
+def first_read_page(k: SideView, v: SideView, offset: int, window: int | None) -> int:
+    """The first page that is held and that a query at `offset` or later can see."""
+    return max(k.first_page, v.first_page, first_seen_page(offset, window))
+
+
 def cuts(start: int, end: int, step: int = PAGE) -> list[int]:
     """The range start .. end cut at absolute multiples of `step`, both ends included."""
     return [start, *range((start // step + 1) * step, end, step), end]

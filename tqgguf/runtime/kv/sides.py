@@ -232,6 +232,12 @@ class BlockSide:
         if self.scale is not None:
             self.scale.forget(length)
 
+    def to_length(self, rows: mx.array | None, length: int) -> mx.array:
+        """f16 rows of this side, or none, as [n_kv_heads, length, head_dim]: zeros after those that there are."""
+        if rows is None:
+            return mx.zeros((self.n_heads or 0, length, self.codec.head_dim), dtype=mx.float16)
+        return mx.pad(rows, [(0, 0), (0, length - rows.shape[1]), (0, 0)])
+
     @property
     def channel_scale(self) -> mx.array | None:
         """f32 [n_kv_heads, head_dim], once it is fixed."""
