@@ -166,6 +166,9 @@ def test_a_text_whose_parts_have_more_tokens_than_they_have_in_it_is_made_to_fit
 
         bos_id = eos_id = chat_template = None
 
+        def named_tokens(self) -> dict[str, str]:
+            return {}
+
         def encode(self, text: str, **_: Any) -> list[int]:
             return list(text.encode()) * (1 if len(text) > 2000 else 2)
 

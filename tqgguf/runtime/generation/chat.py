@@ -1,26 +1,19 @@
 """Turns a conversation into the text that a model expects, by the Jinja chat template of its GGUF file.
 
-Templates come from strangers' files: they run sandboxed, and whatever goes wrong in one is one line of RequestError.
-Knows nothing of tokens; a BOS that a template writes is recognised by `Tokenizer.encode`, which then adds none.
+Templates come from strangers' files: they are rendered in a process of their own, and whatever goes wrong in one is one
+line of RequestError. Knows nothing of tokens; a BOS that a template writes is recognised by `Tokenizer.encode`, which
+then adds none.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-
-from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generation.template_sandbox import MAX_SIZE, BoundedSandbox, bounded
+from tqgguf.formats.templates.messages import TOKEN_VARIABLES, Message, conversation_variables, shown_messages
+from tqgguf.formats.templates.process import PROCESS
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
-
-Message = Mapping[str, Any]  # "role", "content" and whatever else a template reads
 
 # What llama.cpp assumes for a model whose file has no template.
 CHATML = (
@@ -30,11 +23,11 @@ CHATML = (
 
 
 class ChatTemplate:
-    """A chat template with the BOS and EOS texts it may write.
+    """A chat template with the variables that a model and a request define.
 
     `source`: Jinja; None stands for ChatML, as in llama.cpp (`explicit` is then False, and llama.cpp does not
-    start a chat of its own accord). `now` is the clock of `strftime_now`.
-    Raises RequestError when `source` is no valid template.
+    start a chat of its own accord). `now` is the clock of `strftime_now`. `variables` are more names for the template
+    (pad_token, enable_thinking, date_string, ...). A template is compiled when it is first rendered.
     """
 
     def __init__(
@@ -44,87 +37,30 @@ class ChatTemplate:
         eos: str | None = None,
         *,
         now: Callable[[], datetime] = datetime.now,
+        **variables: Any,
     ) -> None:
         self.explicit = bool(source)
-        self._variables = {"bos_token": bos or "", "eos_token": eos or ""}
-        environment = BoundedSandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[loopcontrols, _Generation],
-            more_filters={"tojson": _to_json},
-        )
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
-        try:
-            self._template = environment.from_string(source or CHATML)
-        except Exception as error:  # nesting without end fails in Jinja's parser, or in Python's, in their own ways
-            raise RequestError(f"chat template: expected Jinja, found a mistake: {_one_line(error)}") from error
+        self._source, self._now = source or CHATML, now
+        named = {"bos_token": bos, "eos_token": eos}
+        self._variables = {**TOKEN_VARIABLES, **{name: text for name, text in named.items() if text}, **variables}
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer, source: str | None = None) -> ChatTemplate:
-        """The template of a model's file, or `source` in its place, with the model's BOS and EOS texts."""
-        bos, eos = (None if i is None else tokenizer.token_text(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
-        return cls(source or tokenizer.chat_template, bos, eos)
+    def of(cls, tokenizer: TextTokenizer, source: str | None = None, **variables: Any) -> ChatTemplate:
+        """The template of a model's file, or `source` in its place, with the texts of the model's named tokens."""
+        return cls(source or tokenizer.chat_template, **{**tokenizer.named_tokens(), **variables})
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation, ready for the assistant's answer if `add_generation_prompt`.
 
-        A system message in front of a template that refuses or drops such (Gemma 2) goes into the message after it.
-        `variables` are more names for the template (enable_thinking, date_string, ...).
-        Raises RequestError with the template's own words.
+        Contents that are strings are handed over as the template reads them; see `shown_messages`, for instance on a
+        system message in front of a template that refuses or drops such (Gemma 2). `variables` count for this time.
+
+        Raises RequestError: TemplateMistakeError, TemplateFailureError, TemplateLimitError or DroppedTextError.
         """
-        if len(messages) > 1 and messages[0]["role"] == "system" and not self.takes_system_message:
-            content = f"{messages[0]['content']}\n{messages[1]['content']}"
-            messages = [{**messages[1], "content": content}, *messages[2:]]
-        return self._render(messages, add_generation_prompt, variables)
+        more, now = {**self._variables, **variables}, self._now()
 
-    @cached_property
-    def takes_system_message(self) -> bool:
-        """Whether a system message's text gets into the prompt."""
-        probe = "the system message"
-        messages = [{"role": "system", "content": probe}, {"role": "user", "content": "the question"}]
-        try:
-            return probe in self._render(messages, True, {})
-        except RequestError:
-            return False
+        def rendered(messages: Sequence[Message]) -> str:
+            given = conversation_variables(messages, add_generation_prompt)
+            return PROCESS.render(self._source, {**given, **more}, now)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
-        given = {
-            "messages": [dict(message) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
-            "enable_thinking": True,
-            **self._variables,
-            **variables,
-        }
-        try:
-            with bounded():
-                text = self._template.render(given)
-            if len(text) > MAX_SIZE:
-                raise TemplateError(f"it makes {len(text):,} characters, expected at most {MAX_SIZE:,}")
-            return text
-        except Exception as error:  # a template computes, so it can fail in any way that Python can
-            raise RequestError(f"chat template: cannot render this conversation: {_one_line(error)}") from error
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it only stands around them."""
-
-    tags = {"generation"}  # noqa: RUF012  (declared so by Jinja)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    # Jinja's own filter escapes HTML, which no model has seen in training.
-    return json.dumps(value, ensure_ascii=False, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _one_line(error: Exception) -> str:
-    name = "" if isinstance(error, TemplateError) else f"{type(error).__name__} "
-    return name + " ".join(str(error).split())
+        return rendered(shown_messages(messages, rendered))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
 from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.runtime.tokenizers.bpe import BYTE_LETTERS
-from tqgguf.runtime.tokenizers.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, SPACE, utf8
+from tqgguf.runtime.tokenizers.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, NAMED_ROLES, SPACE, utf8
 
 
 class FolderTokenizer:
@@ -35,6 +35,8 @@ class FolderTokenizer:
         self.bos_id = self._named(settings, "bos_token")
         self.eos_id = self._named(settings, "eos_token")
         self.unk_id, self.pad_id = self._named(settings, "unk_token"), self._named(settings, "pad_token")
+        ids = {f"{role}_token": self._named(settings, f"{role}_token") for role in NAMED_ROLES}
+        self._named_ids = {name: i for name, i in ids.items() if i is not None}
         known = {backend.token_to_id(text) for text in END_OF_GENERATION_TEXTS} & self._special
         named = set(eos_ids) | ({self.eos_id} if self.eos_id is not None else set())
         self.end_of_generation = frozenset(i for i in known | named if i is not None and 0 <= i < self.vocab_size)
@@ -98,6 +100,10 @@ class FolderTokenizer:
     def token_text(self, token_id: int) -> str:
         self._check(token_id)
         return self.backend.id_to_token(token_id) or ""
+
+    def named_tokens(self) -> dict[str, str]:
+        """See `tokenizer.Tokenizer.named_tokens`."""
+        return {name: self.token_text(i) for name, i in self._named_ids.items()}
 
     def token_id(self, text: str) -> int | None:
         return self.backend.token_to_id(text)

@@ -18,6 +18,7 @@ from tqgguf.runtime.tokenizers.bpe import BpeModel
 from tqgguf.runtime.tokenizers.special_tokens import BLANKS, SpecialTokens
 from tqgguf.runtime.tokenizers.spm import SpmModel
 from tqgguf.runtime.tokenizers.vocabulary import (
+    NAMED_ROLES,
     PREFIX,
     TokenType,
     Vocabulary,
@@ -167,6 +168,11 @@ class Tokenizer:
         """A token as the vocabulary spells it."""
         self._check(token_id)
         return self._vocabulary.tokens[token_id]
+
+    def named_tokens(self) -> dict[str, str]:
+        """Texts of the tokens that have a role, by the names that chat templates know: bos_token, eos_token, ..."""
+        special = self._vocabulary.special
+        return {f"{role}_token": self.token_text(special[role]) for role in NAMED_ROLES if role in special}
 
     def token_id(self, text: str) -> int | None:
         """The id of the token that the vocabulary spells `text`, None if there is none."""

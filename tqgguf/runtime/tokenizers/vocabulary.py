@@ -77,6 +77,7 @@ WELL_KNOWN_TEXTS: dict[str, tuple[str, ...]] = {
     "fim_sep": ("<|file_sep|>",),
 }  # fmt: skip
 
+NAMED_ROLES = ("bos", "eos", "unk", "sep", "pad", "mask", "cls")  # as transformers names them to chat templates
 END_OF_GENERATION_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 # Texts that end generation wherever they are found in a vocabulary.

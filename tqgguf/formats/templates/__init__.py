@@ -1,0 +1,1 @@
+"""Chat templates: Jinja from strangers' files, rendered in a process of its own."""
