@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 import time
 from datetime import datetime
 from typing import Any
@@ -13,7 +10,6 @@ import pytest
 from vocabularies import smollm2_tokenizer, spm_metadata
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generation import template_sandbox
 from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.tokenizers.gguf_tokenizer import load_tokenizer
 
@@ -64,7 +60,6 @@ def test_a_file_without_a_template_gets_chatml_as_in_llama_cpp(source: str | Non
 
 def test_a_system_message_that_a_template_refuses_goes_into_the_first_user_turn() -> None:
     template = ChatTemplate(REFUSES_SYSTEM, "<bos>")
-    assert not template.takes_system_message
     assert template.render([SYSTEM, USER, ASSISTANT, USER]) == (
         "<bos><user>Be brief.\nHi</><model>Hello!</><user>Hi</><model>"
     )
@@ -81,7 +76,6 @@ def test_a_template_that_folds_the_system_message_itself_is_left_alone() -> None
         "{% set messages = messages[1:] %}{% endif %}"
         "{% for m in messages %}[{{ m.role }}:{{ (first or '') if loop.first }}{{ m.content }}]{% endfor %}"
     )
-    assert template.takes_system_message
     assert template.render([SYSTEM, USER]) == "[user:Be brief.\n\nHi]"
 
 
@@ -93,9 +87,12 @@ def test_the_messages_handed_in_are_not_changed() -> None:
 
 def test_a_bos_that_the_template_writes_is_not_doubled_by_encode() -> None:
     tokenizer = load_tokenizer(
-        {**spm_metadata({"a": -1}, add_space_prefix=False), "tokenizer.chat_template": "{{ bos_token }}a"}
+        {
+            **spm_metadata({"a": -1}, add_space_prefix=False),
+            "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        }
     )
-    assert tokenizer.encode(ChatTemplate.of(tokenizer).render([USER])) == [1, 259]
+    assert tokenizer.encode(ChatTemplate.of(tokenizer).render([{"role": "user", "content": "a"}])) == [1, 259]
 
 
 @pytest.mark.parametrize(
@@ -106,18 +103,33 @@ def test_a_bos_that_the_template_writes_is_not_doubled_by_encode() -> None:
         ("{{ {'b': '<é>', 'a': [1, none]} | tojson }}", '{"b": "<é>", "a": [1, null]}'),
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
         ("{{ strftime_now('%d %b %Y') }}", "02 Jan 2030"),
-        ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "Hi"),
-        ("{{ tools is defined }} {{ enable_thinking }} {{ bos_token }}{{ eos_token }}", "False True <s></s>"),
+        ("{% generation %}{{ messages[0].role }}{% endgeneration %}", "user"),
+        ("{% generation %}{% set x = 1 %}{% endgeneration %}{{ x is defined }}", "False"),  # a scope of its own
+        (
+            "{{ {'b': 1, 'a': 'é'} | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}",
+            '{"a":"\\u00e9","b":1}',
+        ),
+        ("{{ {'a': 'é'} | tojson(true, 1) }}", '{\n "a": "\\u00e9"\n}'),
+        ("{{ tools is none }} {{ documents is none }} {{ tools is defined }}", "True True True"),
+        ("{{ enable_thinking is defined }} {{ bos_token }}{{ eos_token }}", "False <s></s>"),
+        ("{% set n = namespace(self=1, a=2) %}{% set n.a = n.self %}{{ n.a }}", "1"),
+        ("{{ dict(a=1) | tojson }}{{ dict.fromkeys('ab', 0) | tojson }}", '{"a": 1}{"a": 0, "b": 0}'),
     ],
 )
 def test_templates_find_what_they_are_used_to(source: str, expected: str) -> None:
-    template = ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2030, 1, 2))
-    assert template.render([USER]) == expected
+    template = ChatTemplate("{{ messages[0].content }}|\n" + source, "<s>", "</s>", now=lambda: datetime(2030, 1, 2))
+    assert template.render([USER]) == f"Hi|\n{expected}"
 
 
-def test_a_template_reads_variables_of_the_request() -> None:
-    template = ChatTemplate("{{ enable_thinking }} {{ date_string }}")
-    assert template.render([USER], enable_thinking=False, date_string="today") == "False today"
+def test_a_template_reads_variables_of_the_model_and_of_the_request() -> None:
+    template = ChatTemplate("{{ messages[0].content }} {{ pad_token }} {{ date_string }}", pad_token="<pad>")
+    assert template.render([USER], date_string="today") == "Hi <pad> today"
+
+
+def test_a_template_finds_the_models_tokens_by_transformers_names() -> None:
+    metadata = {**spm_metadata({"a": -1}), "tokenizer.ggml.padding_token_id": 2}
+    source = "{{ messages[0].content }} {{ pad_token }} {{ unk_token }} {{ mask_token is defined }}"
+    assert ChatTemplate.of(load_tokenizer(metadata), source).render([USER]) == "Hi </s> <unk> False"
 
 
 BAD_TEMPLATES: list[tuple[str, str]] = [
@@ -129,6 +141,9 @@ BAD_TEMPLATES: list[tuple[str, str]] = [
     ("{{ nothing.there }}", "cannot render this conversation: 'nothing' is undefined"),
     ("{{ 1 / 0 }}", "cannot render this conversation: ZeroDivisionError division by zero"),
     ("{{ ''.__class__.__mro__ }}", "cannot render this conversation: access to attribute '__class__'"),
+    ("{{ namespace(__x=1) }}", "cannot render this conversation: a namespace takes no name"),
+    ("{{ [1] | tojson(default=1) }}", "cannot render this conversation: TypeError"),
+    ("{{ raise_exception('a\n' * 8000000) }}", "cannot render this conversation: a a a"),
     ("{{ messages.append(1) }}", "cannot render this conversation: access to attribute 'append'"),
     ("{% include '/etc/passwd' %}", "cannot render this conversation: TypeError no loader for this environment"),
 ]
@@ -139,7 +154,65 @@ def test_what_goes_wrong_in_a_template_is_one_line(source: str, message: str) ->
     with pytest.raises(RequestError) as caught:
         ChatTemplate(source).render([USER])
     assert str(caught.value).startswith("chat template: ") and message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+TYPED = "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        TYPED,
+        "{{ m.content[0].text }}",
+        "{{ m['content'][0]['text'] + '' }}",  # fails where the content is a string
+        "{{ m.content | map(attribute='text') | join }}",
+        "{% if m.content is not string %}{{ m.content[0].text }}{% endif %}",
+        "{% if m.role == 'user' %}" + TYPED + "{% else %}{{ m.content }}{% endif %}",
+        "{% if m.role != 'user' %}" + TYPED + "{% else %}{{ m.content }}{% endif %}",
+    ],
+)
+def test_a_template_that_reads_typed_content_gets_it(shown: str) -> None:
+    template = ChatTemplate("{% for m in messages %}[" + shown + "]{% endfor %}")
+    assert template.render([USER]) == "[Hi]"
+    assert template.render([SYSTEM, USER, ASSISTANT, USER]) == "[Be brief.][Hi][Hello!][Hi]"
+
+
+@pytest.mark.parametrize(
+    "shown", ["{{ m.content }}", "{% if m.content is string %}{{ m.content }}{% else %}typed{% endif %}",
+              "{{ m.content | upper | lower }}", "{{ m.content | tojson }}"]
+)  # fmt: skip
+def test_a_template_that_shows_strings_gets_strings(shown: str) -> None:
+    template = ChatTemplate("{% for m in messages %}" + shown + "{% endfor %}")
+    assert template.render([USER]).strip('"').lower() == "hi"
+
+
+def test_a_system_message_that_only_typed_content_shows_is_not_folded() -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}:" + TYPED + "]{% endfor %}")
+    assert template.render([SYSTEM, USER]) == "[system:Be brief.][user:Hi]"
+
+
+@pytest.mark.parametrize(
+    ("source", "dropped"),
+    [
+        ("Question: {{ prompt }}", "the user's messages and the assistant's messages"),
+        (
+            "{{ messages[-1].content[:5] }}",
+            "the user's messages and the assistant's messages",
+        ),  # a part is not the text
+        ("{% for m in messages %}{{ m.text }}{% endfor %}", "the user's messages and the assistant's messages"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "the assistant's messages"),
+        ("{{ messages[-1].content }}", "the user's messages and the assistant's messages"),
+        ("{% for m in messages if m.role != 'user' %}{{ m.content }}{% endfor %}", "the user's messages"),
+    ],
+)
+def test_a_text_that_a_template_drops_is_refused_by_name(source: str, dropped: str) -> None:
+    with pytest.raises(RequestError, match=f"chat template: expected .*, found one that drops {dropped};"):
+        ChatTemplate(source).render([USER, ASSISTANT, USER])
+
+
+def test_a_template_for_one_message_serves_for_one() -> None:
+    assert ChatTemplate("Q: {{ messages[-1].content }}").render([USER]) == "Q: Hi"
 
 
 def test_a_refusal_that_folding_does_not_cure_is_reported() -> None:
@@ -148,81 +221,7 @@ def test_a_refusal_that_folding_does_not_cure_is_reported() -> None:
         ChatTemplate(REFUSES_SYSTEM).render(messages)
 
 
-BOMBS = [
-    "{{ 'a' * 10**10 }}",
-    "{{ 10**10 * 'a' }}",
-    "{{ [0] * 10**10 }}",
-    "{{ 9 ** (9 ** 9) }}",
-    "{% set x = 'a' * 10**7 %}{{ x + x }}",
-    "{{ 'a' | center(10**10) }}",
-    "{{ 'a' | center(9999999999) }}",
-    "{{ 'a'.center(10**10) }}",
-    "{{ 'a'.ljust(9999999999) }}",
-    "{{ 'a'.zfill(10**10) }}",
-    "{{ ('\t' * 10**5).expandtabs(10**5) }}",
-    "{{ ('\n' * 10**5) | indent(10**5) }}",
-    "{{ '%09999999999d' | format(1) }}",
-    "{{ '%09999999999d' % 1 }}",
-    "{{ '%*d' | format(10**10, 1) }}",
-    "{{ '{:>9999999999}'.format(1) }}",
-    "{{ '{:>{}}'.format(1, 9999999999) }}",
-    "{{ ('a' * 10**5).replace('a', 'b' * 10**5) }}",
-    "{{ ('a' * 10**5) | replace('a', 'b' * 10**5) }}",
-    "{{ ('a' * 10**6).join('b' * 99) }}",
-    "{{ range(99) | list | join('a' * 10**6) }}",
-    "{{ messages | tojson(indent=10**9) }}",
-    "{% for i in range(999) %}{{ 'a' * 10**5 }}{% endfor %}",
-]
-
-
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-@pytest.mark.parametrize("source", BOMBS)
-def test_a_template_that_would_make_gigabytes_is_refused_at_once(source: str) -> None:
-    before, started = peak_bytes(), time.thread_time()
-    with pytest.raises(RequestError, match=r"chat template: cannot render.*expected (at most|less than)"):
-        ChatTemplate(source).render([USER])
-    assert time.thread_time() - started < 2
-    assert peak_bytes() - before < 300e6
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "it takes more than"),
-        ("{{ [1] | slice(10**7) | list | length }}", "it takes more than"),
-        ("{{ lipsum(n=10**6) }}", "it takes more than"),
-    ],
-)
-def test_a_template_that_would_run_without_end_is_stopped(
-    source: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.5)
-    with pytest.raises(RequestError, match=message):
-        ChatTemplate(source).render([USER])
-    assert sys.gettrace() is None
-
-
-def test_a_template_that_would_grow_without_end_is_stopped() -> None:
-    """In a process of its own: growth counts from the most that the process ever held."""
-    bomb = "{% set n = namespace(a='a') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
-    code = (
-        "from tqgguf.runtime.generation import chat, template_sandbox\ntemplate_sandbox.MAX_GROWTH = 2**28\n"
-        f"chat.ChatTemplate({bomb!r}).render([{USER!r}])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "RequestError: chat template: cannot render this conversation: it takes more than 256 MiB" in found.stderr
-
-
-@pytest.mark.parametrize("source", ["{" * 3000, "{{" + "(" * 5000, "{% if x %}" * 3000, "{{ x" + "[0]" * 5000 + " }}"])
-def test_a_template_nested_without_end_is_one_line(source: str) -> None:
-    with pytest.raises(RequestError, match="chat template: expected Jinja, found a mistake"):
-        ChatTemplate(source).render([USER])
-
-
-def test_bounds_leave_what_templates_use_alone() -> None:
+def test_limits_leave_what_templates_use_alone() -> None:
     source = (
         "{{ '%s-%5d' | format('a', 7) }} {{ '%02d' % 3 }} {{ '{:>4}'.format('b') }} {{ 'a b' | replace(' ', '') }} "
         "{{ ['x', 'y'] | join(', ') }} {{ ', '.join(['x', 'y']) }} {{ 'a' * 3 + 'b' }} {{ 2 ** 10 * 3 }} {{ 7 % 4 }} "
@@ -230,7 +229,7 @@ def test_bounds_leave_what_templates_use_alone() -> None:
         "{{ range(3) | map('string') | join }}"
     )
     expected = "a-    7 03    b ab x, y x, y aaab 3072 3 a\n  b 2  q |012"
-    assert ChatTemplate(source).render([USER]) == expected
+    assert ChatTemplate("{{ messages[0].content }}" + source).render([USER]) == f"Hi{expected}"
 
 
 def test_a_long_conversation_is_rendered_quickly() -> None:

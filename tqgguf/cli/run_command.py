@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from tqgguf.cli import report
 from tqgguf.cli.exit_status import INTERRUPTED
@@ -20,6 +19,7 @@ from tqgguf.formats.carriers.table import check_replaceable
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.gguf.errors import readable, shown
 from tqgguf.formats.models.config import resolve_context
+from tqgguf.formats.templates.process import PROCESS
 from tqgguf.runtime import backends
 from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.generation.conversation import Conversation
@@ -64,6 +64,8 @@ class _Run:
         if backends.gpu_family() is None:
             for flag in sorted(_OF_A_GPU & request.given):
                 say(f"{flag}: no effect here, MLX has no GPU")
+        if request.conversation is not False:
+            PROCESS.start()  # it gets ready while the model is opened
         opened = open_requested(request)
         config = opened.config
         self.n_ctx = n_ctx = resolve_context(config, request.n_ctx)
@@ -198,17 +200,15 @@ class _Run:
             if not held:
                 raise no_prompt(self.request)
             return None
-        template = ChatTemplate.of(self.tokenizer, self.texts.chat_template)
+        # llama.cpp's default: a template that can think is told to
+        thinks = self.request.reasoning is not False
+        template = ChatTemplate.of(self.tokenizer, self.texts.chat_template, enable_thinking=thinks)
         if self.request.conversation is False or (self.request.conversation is None and not template.explicit):
             if self.texts.prompt is None and not held:
                 raise RequestError("the model has no chat template: give a prompt to continue with -p or -f, or -cnv")
             return None
-        variables: dict[str, Any] = {}
-        if self.request.reasoning is not None:
-            variables["enable_thinking"] = self.request.reasoning
-        system = self.texts.system_prompt
-        conversation = Conversation(template, self.tokenizer, system, n_ctx=self.n_ctx, held=held, **variables)
-        conversation.check_going_on()
+        conversation = Conversation(template, self.tokenizer, self.texts.system_prompt, n_ctx=self.n_ctx, held=held)
+        conversation.check()
         return conversation
 
     def _encode(self, prompt: str) -> list[int]:

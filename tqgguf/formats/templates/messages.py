@@ -41,7 +41,9 @@ def shown_messages(messages: Sequence[Message], render: Callable[[Sequence[Messa
     dropped: list[set[str]] = []
     failure: TemplateFailureError | None = None
     for candidate in _with_and_without_system(messages):
-        marks = {i: _MARK.format(i, len(candidate)) for i, m in enumerate(candidate) if isinstance(m.get("content"), str)}
+        marks = {
+            i: _MARK.format(i, len(candidate)) for i, m in enumerate(candidate) if isinstance(m.get("content"), str)
+        }
         marked = [{**m, "content": marks[i]} if i in marks else m for i, m in enumerate(candidate)]
         typed: set[int] = set()
         tried: list[set[int]] = []

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.templates.messages import DroppedTextError
 from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.generation.prompt_size import check_text
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
@@ -40,10 +41,11 @@ class Conversation:
     def add(self, message: str) -> list[int]:
         """The token ids of the conversation with one more message of the user, up to the assistant's turn.
 
-        RequestError: it is too long for the context, whatever its tokens are; the template cannot go on from `held`.
+        RequestError: it is too long for the context, whatever its tokens are; the template cannot render it, or go on
+        from `held`.
         """
         self.messages.append({"role": "user", "content": message})
-        text = self._after_held() if self.held else self.template.render(self.messages, **self.variables)
+        text = self._text()
         check_text(text, self.tokenizer, self.n_ctx)
         if not self.held:
             return self.tokenizer.encode(text)
@@ -51,25 +53,32 @@ class Conversation:
         ends = self.held[-1] in self.tokenizer.end_of_generation and self.held[-1:] == ids[:1]
         return self.held + ids[ends:]
 
+    def _text(self) -> str:
+        """The conversation in the template; after `held`, what follows that."""
+        return self._after_held() if self.held else self.template.render(self.messages, **self.variables)
+
     def _after_held(self) -> str:
         n_system = sum(message["role"] == "system" for message in self.messages[:1])
         messages = [*self.messages[:n_system], *_BEFORE, *self.messages[n_system:]]
-        _, mark, text = self.template.render(messages, **self.variables).partition(_BEFORE[1]["content"])
+        hides = RequestError(
+            "the chat template does not show earlier answers, so that no chat can go on from a prompt cache; "
+            "leave --prompt-cache out, or give another --chat-template"
+        )
+        try:
+            _, mark, text = self.template.render(messages, **self.variables).partition(_BEFORE[1]["content"])
+        except DroppedTextError as error:
+            raise hides from error
         if not mark:
-            raise RequestError(
-                "the chat template does not show earlier answers, so that no chat can go on from a prompt cache; "
-                "leave --prompt-cache out, or give another --chat-template"
-            )
+            raise hides
         return text
 
-    def check_going_on(self) -> None:
-        """RequestError, as `add` raises it, if the template cannot go on from `held`."""
-        if self.held:
-            self.messages.append({"role": "user", "content": "?"})
-            try:
-                self._after_held()
-            finally:
-                self.take_back()
+    def check(self) -> None:
+        """RequestError, as `add` raises it, if the template cannot hold a chat, or cannot go on from `held`."""
+        self.messages.append({"role": "user", "content": "?"})
+        try:
+            self._text()
+        finally:
+            self.take_back()
 
     def answered(self, text: str) -> None:
         """Note the assistant's answer."""
