@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from tqgguf.cli import bench_table
 from tqgguf.cli.bench_request import BenchRequest
 from tqgguf.cli.eval_outcome import about_model, about_program
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.page import report_folder, write_texts
 from tqgguf.cli.progress import ProgressLine, say
@@ -47,7 +46,7 @@ def bench(request: BenchRequest) -> int:
 
         texts = {
             PAGE_FILE: page(record, request.words),
-            JSON_FILE: json.dumps(record.as_json(), ensure_ascii=False, indent=1) + "\n",
+            JSON_FILE: json_text(record.as_json(), indent=1) + "\n",
             CSV_FILE: bench_table.as_csv(record),
         }
         write_texts(folder, texts)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from tqgguf.cli.bench_table import markdown
 from tqgguf.cli.figures import aligned, size
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.progress import say
 from tqgguf.formats.bench_record import Difference, differing_settings, read_record
 from tqgguf.formats.bench_record import compare as differences
@@ -27,7 +27,7 @@ def compare(first: str, second: str, form: str) -> int:
     notes = differing_settings(a, b)
     if form == "json":
         rows = [{**asdict(difference), "ratio": difference.ratio} for difference in found]
-        print(json.dumps({"first": first, "second": second, "differences": rows, "notes": notes}), flush=True)
+        print(json_text({"first": first, "second": second, "differences": rows, "notes": notes}), flush=True)
         return 0
     for note in notes:
         say(note)

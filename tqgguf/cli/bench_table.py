@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Sequence
 from statistics import median
 
 from tqgguf.cli.figures import aligned, size
+from tqgguf.cli.json_text import json_text
 from tqgguf.formats.bench_record import REFERENCE, BenchRecord
 
 _MISSING = "-"
@@ -24,7 +24,7 @@ _CSV = (
 def as_text(record: BenchRecord, form: str) -> str:
     """In one of `bench_request.FORMS`."""
     if form == "json":
-        return json.dumps(record.as_json(), ensure_ascii=False)
+        return json_text(record.as_json())
     if form == "csv":
         return as_csv(record).rstrip("\n")
     write = markdown if form == "md" else aligned

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from tqgguf.cli.convert_ends import CACHE_KINDS, End
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.figures import size
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import say
 from tqgguf.formats.atomic import check_target, refuse_source
@@ -110,7 +110,7 @@ def _tell(request: ConvertRequest, snapshot: Snapshot, source_kind: FileKind, ki
     n_bytes = os.path.getsize(request.target)
     if request.json_output:
         print(
-            json.dumps(
+            json_text(
                 {
                     "source": readable(request.source),
                     "source_kind": source_kind.value,
@@ -121,7 +121,6 @@ def _tell(request: ConvertRequest, snapshot: Snapshot, source_kind: FileKind, ki
                     "layers": len(snapshot.layers),
                     "bytes": n_bytes,
                 },
-                ensure_ascii=False,
             )
         )
         return

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
 from tqgguf.cli.convert_calibration import announce_calibration, take_calibration_along
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.figures import aligned, size
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_new_folder
@@ -68,7 +68,7 @@ def _tell(request: ConvertRequest, written: list[Written]) -> None:
                 for tensor in written
             ],
         }
-        print(json.dumps(report, ensure_ascii=False), flush=True)
+        print(json_text(report), flush=True)
     elif request.dry_run:
         rows = [("tensor", "is", "becomes", "bytes", "off by at most"), *map(_row, written)]
         print("\n".join(aligned(rows, n_left=3)), flush=True)

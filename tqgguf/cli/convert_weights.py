@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -11,6 +10,7 @@ import tqgguf
 from tqgguf.cli.convert_calibration import announce_calibration, take_calibration_along
 from tqgguf.cli.convert_request import ConvertRequest, bytes_of
 from tqgguf.cli.figures import aligned, size
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_target
@@ -86,7 +86,7 @@ def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
     if seconds is not None and not request.json_output:
         name_product(plan.files[0].path)
     if request.json_output:
-        print(json.dumps(_report(request, plan, seconds), ensure_ascii=False), flush=True)
+        print(json_text(_report(request, plan, seconds)), flush=True)
     elif request.dry_run:
         rows = [("tensor", "shape", "is", "becomes", "bytes", "")]
         print("\n".join(aligned([*rows, *map(_row, plan.tensors)], n_left=4)), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tqgguf.cli.doctor_request import LEAST_TOKENS, DoctorRequest
 from tqgguf.cli.eval_table import finite, number
 from tqgguf.cli.figures import aligned
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.measuring import load, measured_text
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
@@ -34,7 +34,7 @@ def examine(request: DoctorRequest) -> int:
     found = examine_model(loaded, tokens, trial, request.budget, measuring.update)
     measuring.end()
     if request.json_output:
-        print(json.dumps(_as_json(found, request.budget, n_ctx), ensure_ascii=False), flush=True)
+        print(json_text(_as_json(found, request.budget, n_ctx)), flush=True)
     else:
         print("\n".join(_lines(found, request.budget)), flush=True)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import tqgguf
 from tqgguf.cli import eval_table
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.page import write_texts
 from tqgguf.formats.gguf.errors import readable
 from tqgguf.runtime import backends
@@ -57,7 +57,7 @@ def as_text(results: Sequence[Result], about: Mapping[str, Any], as_json: bool) 
     """Tables for people, or one JSON object for programs."""
     if not as_json:
         return "\n".join(eval_table.lines(results))
-    return json.dumps(_found(results, about), ensure_ascii=False)
+    return json_text(_found(results, about))
 
 
 def write_report(folder: Path, results: Sequence[Result], about: Mapping[str, Any], words: Sequence[str]) -> Path:
@@ -68,7 +68,7 @@ def write_report(folder: Path, results: Sequence[Result], about: Mapping[str, An
     from tqgguf.cli.eval_page import page  # lazily: it takes matplotlib in
     from tqgguf.cli.eval_plots import kld_over_bits
 
-    figures = json.dumps(_found(results, about), ensure_ascii=False, indent=1)
+    figures = json_text(_found(results, about), indent=1)
     texts = {
         PAGE_FILE: page(results, about, words),
         JSON_FILE: figures + "\n",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from tqgguf.cli import inspect_json, inspect_lists, inspect_text
 from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
+from tqgguf.cli.json_text import json_text
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import CACHE_KINDS
 from tqgguf.formats.gguf.errors import shown
@@ -24,7 +24,7 @@ def inspect(request: InspectRequest) -> int:
     entries = None if key is None else chosen(found, key)
     if request.json_output:
         values = inspect_json.as_json(found, tensors, entries, request.in_full)
-        print(json.dumps(values, ensure_ascii=False), flush=True)
+        print(json_text(values), flush=True)
         return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from tqgguf.cli.eval_outcome import about_model, about_program
 from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.kv_size import LayerShape
@@ -54,7 +54,7 @@ def find_needles(request: EvalRequest) -> int:
             "interrupted": interrupted,
             **about_program(),
         }
-        print(json.dumps({**about, "needles": needle_table.as_json(test)}, ensure_ascii=False), flush=True)
+        print(json_text({**about, "needles": needle_table.as_json(test)}), flush=True)
     elif test.cells:
         print("\n".join(needle_table.lines(test)), flush=True)
     if interrupted:

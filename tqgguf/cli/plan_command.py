@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from tqgguf.cli import plan_table
 from tqgguf.cli.inspect_json import plain
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.plan_request import PlanRequest
 from tqgguf.cli.progress import say
 from tqgguf.formats.errors import RequestError
@@ -27,7 +26,7 @@ def plan(request: PlanRequest) -> int:
     found = plan_model(request.model or embedded_model(), ask)
     is_machines = request.memory is None
     if request.json_output:
-        print(json.dumps(plain(plan_table.as_json(found, is_machines)), ensure_ascii=False), flush=True)
+        print(json_text(plain(plan_table.as_json(found, is_machines))), flush=True)
     else:
         print("\n".join(plan_table.lines(found, is_machines)), flush=True)
     return 0

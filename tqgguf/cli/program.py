@@ -165,5 +165,5 @@ def _status_of(error: KeyboardInterrupt) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    say(f"error: {' '.join(message.split())}")
+    say(f"error: {message}")
     return status

@@ -13,13 +13,14 @@ from typing import TextIO
 
 from tqgguf.cli.figures import size
 from tqgguf.cli.printable import printable
+from tqgguf.formats.errors import one_line
 
 REDRAW_SECONDS = 0.1
 
 
 def say(line: str) -> None:
     """A line of the program on stderr, with what must not be printed escaped: names of files are in it."""
-    tell(f"tqgguf: {printable(line)}\n")
+    tell(f"tqgguf: {printable(one_line(line))}\n")
 
 
 def tell(text: str) -> None:

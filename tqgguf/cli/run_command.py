@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 
 from tqgguf.cli import report
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt, Terminated
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.measuring import chunk_of, open_requested
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
@@ -249,7 +249,7 @@ class _Run:
         text = self._answer(self.first, (self.texts.prompt or "") if shown else "")
         if self.request.json_output:
             figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
-            print(json.dumps({"text": text, **figures}, ensure_ascii=False), flush=True)
+            print(json_text({"text": text, **figures}), flush=True)
         return INTERRUPTED if self.finish == "interrupt" else 0
 
     def chat(self) -> int:

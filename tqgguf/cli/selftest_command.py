@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from tqgguf.cli.figures import aligned
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime import selftest_speed
@@ -45,7 +45,7 @@ def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bo
     missing = device == "gpu" and not launched
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if json_output:
-        print(json.dumps(_as_json(outcomes, speeds, launched, takes_parts(reading)), ensure_ascii=False), flush=True)
+        print(json_text(_as_json(outcomes, speeds, launched, takes_parts(reading))), flush=True)
     else:
         print("\n".join(_lines(outcomes, failed, speeds, launched, takes_parts(reading))))
         if bench and not on_gpu:

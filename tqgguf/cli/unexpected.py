@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tqgguf.formats.errors import words_of
+
 
 def unexpected(error: Exception) -> str:
     """One line: it is ours, and how to see more."""
-    return f"{type(error).__name__}: {error} (a defect of tqgguf; --debug shows where)"
+    return f"{type(error).__name__}: {words_of(error)} (a defect of tqgguf; --debug shows where)"

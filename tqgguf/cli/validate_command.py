@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.printable import printable
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.unexpected import unexpected
@@ -46,7 +46,7 @@ def validate(
         line.end()
     findings = [finding for outcome in outcomes for finding in outcome.findings]
     if json_output:
-        sys.stdout.write(json.dumps([_as_json(finding) for finding in findings], indent=2) + "\n")
+        sys.stdout.write(json_text([_as_json(finding) for finding in findings], indent=2) + "\n")
     else:
         print(_summary(outcomes))
     failures = [outcome.error for outcome in outcomes if outcome.error is not None]

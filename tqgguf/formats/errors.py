@@ -8,12 +8,36 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Final
+
+MAX_MESSAGE: Final = 4000
+"""Characters of an error's message: files and libraries have megabytes to say."""
+MAX_WORDS: Final = 300
+"""Characters of a library's exception within a message."""
+
+
+def one_line(text: str, limit: int = MAX_MESSAGE) -> str:
+    """A text as one line of `limit` characters at most; what does not fit is left out of its middle."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} ... {text[5 - limit // 2 :]}"
+    lines = text.splitlines()
+    return text if lines == [text] else " ".join(line.strip() for line in lines if line.strip())
+
+
+def words_of(error: BaseException) -> str:
+    """What a library's exception says, as it stands in a message: on one line, not endless."""
+    return one_line(str(error), MAX_WORDS)
 
 
 class TqggufError(Exception):
-    """Base of every error that tqgguf raises on purpose. `exit_status` is what a command line ends with."""
+    """Base of every error that tqgguf raises on purpose. Its message is one line of at most `MAX_MESSAGE` characters;
+    `exit_status` is what a command line ends with.
+    """
 
     exit_status = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(str(message)))
 
 
 class FormatError(TqggufError):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tqgguf.formats.errors import FormatError
+from tqgguf.formats.errors import FormatError, words_of
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: expected JSON, found a mistake: {' '.join(str(error).split())}") from error
+        raise FormatError(f"{path}: expected JSON, found a mistake: {words_of(error)}") from error
     if not isinstance(value, dict):
         raise FormatError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value

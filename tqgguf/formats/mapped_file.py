@@ -11,7 +11,7 @@ import os
 import stat
 
 from tqgguf.formats.cursor import Buffer
-from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.errors import TqggufError, words_of
 
 _FOLIO_BYTES = 1 << 21
 """The most that Linux maps at once."""
@@ -27,7 +27,7 @@ def map_file(path: str, expected: str) -> Buffer:
         size = os.fstat(descriptor).st_size
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if size else b""
     except (OSError, ValueError) as error:
-        raise TqggufError(f"{path}: cannot be mapped into memory: {error}") from error
+        raise TqggufError(f"{path}: cannot be mapped into memory: {words_of(error)}") from error
     finally:
         os.close(descriptor)
 

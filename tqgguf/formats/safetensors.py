@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tqgguf.formats.cursor import Buffer, Report, raise_errors
+from tqgguf.formats.errors import words_of
 from tqgguf.formats.file_kind import MAX_SAFETENSORS_HEADER
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import MAX_SIZE
@@ -151,10 +152,10 @@ class _Header:
         except json.JSONDecodeError as error:
             at = _LENGTH_BYTES + len(error.doc[: error.pos].encode())
             raise self._error(
-                "safetensors-header", f"expected a header in JSON, found a mistake: {error}", at
+                "safetensors-header", f"expected a header in JSON, found a mistake: {words_of(error)}", at
             ) from error
         except (ValueError, RecursionError) as error:
-            message = f"expected a header in JSON, found a mistake: {error}"
+            message = f"expected a header in JSON, found a mistake: {words_of(error)}"
             raise self._error("safetensors-header", message, _LENGTH_BYTES) from error
         if not isinstance(header, dict):
             found = type(header).__name__

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tqgguf.formats.errors import MissingMLXError
+from tqgguf.formats.errors import MissingMLXError, words_of
 
 PACKAGES = ("mlx", "mlx_lm")
 
@@ -27,5 +27,6 @@ def needs_mlx(what: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] not in PACKAGES:
             raise
         raise MissingMLXError(
-            f"{what} needs MLX, which cannot be imported ({error}); install it with: {how_to_install(sys.platform)}"
+            f"{what} needs MLX, which cannot be imported ({words_of(error)}); "
+            f"install it with: {how_to_install(sys.platform)}"
         ) from error

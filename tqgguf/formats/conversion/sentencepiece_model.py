@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-from tqgguf.formats.errors import FormatError
+from tqgguf.formats.errors import FormatError, words_of
 from tqgguf.formats.json_file import read_bytes
 
 _PIECES: Final = 1  # field numbers
@@ -49,7 +49,7 @@ def read_pieces(path: Path) -> list[Piece]:
     try:
         pieces = [_piece(value) for field, value in _fields(data) if field == _PIECES and isinstance(value, bytes)]
     except (ValueError, struct.error) as error:
-        raise FormatError(f"{path}: expected a SentencePiece model, found a mistake: {error}") from error
+        raise FormatError(f"{path}: expected a SentencePiece model, found a mistake: {words_of(error)}") from error
     if not pieces:
         raise FormatError(f"{path}: expected a SentencePiece model, found one without pieces")
     return pieces

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tqgguf.formats.errors import FormatError
+from tqgguf.formats.errors import FormatError, one_line
 from tqgguf.formats.rules.gguf import GGUF_RULES
 from tqgguf.formats.rules.llama import LLAMA_RULES
 from tqgguf.formats.rules.mlx import MLX_RULES
@@ -58,10 +58,10 @@ class DefectError(FormatError):
         super().__init__(f"{path}: {message}", offset=offset)
         self.code = code
         self.path = path
-        self.bare = message
+        self.bare = one_line(message)
         self.tensor = tensor
-        self.expected = None if expected is None else str(expected)
-        self.found = None if found is None else str(found)
+        self.expected = None if expected is None else one_line(str(expected))
+        self.found = None if found is None else one_line(str(found))
 
     @property
     def rule(self) -> Rule:

@@ -1,10 +1,10 @@
 """The process that renders chat templates: jinja2 and the standard library, nothing of tqgguf.
 
 `process.py` starts this file and is its only caller. A request is the length of a JSON object, in 8 bytes, and that
-object: the template's source, the variables, the limits. An answer is one byte (`TEXT`, `MISTAKE`, `FAILURE`), a length and
-UTF-8. The limits are the operating system's, so that one call into C counts as well: it kills this process with SIGPROF
-when its CPU time is over, and grants no memory beyond RLIMIT_AS (where it has that: not on macOS). Templates see what
-transformers shows them (its utils/chat_template_utils.py, version 5.24).
+object: the template's source, the variables, the limits. An answer is one byte (`TEXT`, `MISTAKE`, `FAILURE`), a length
+and UTF-8. The limits are the operating system's, so that one call into C counts as well: it kills this process with
+SIGPROF when its CPU time is over, and grants no memory beyond RLIMIT_AS (macOS does not heed that: there `process.py`
+looks at the memory). Templates see what transformers shows them (utils/chat_template_utils.py of version 5.24).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 import tqgguf.runtime  # noqa: F401  (before mlx)
 from tqgguf.formats.bench_record import Memory
-from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.errors import TqggufError, words_of
 from tqgguf.runtime import backends
 from tqgguf.runtime.bench.modes import ModeSession, modes_of
 from tqgguf.runtime.bench.speed import random_tokens
@@ -97,7 +97,7 @@ def _main(argument: str) -> int:
     try:
         found = memory_of(MemoryPlan(**values))
     except (TqggufError, MemoryError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{type(error).__name__}: {words_of(error)}\n")
         return 1
     sys.stdout.write(json.dumps([asdict(memory) for memory in found]))
     return 0

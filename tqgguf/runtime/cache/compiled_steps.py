@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from tqgguf.formats.blocks.codec import Codec
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import RequestError, words_of
 from tqgguf.runtime.attention.hook import CausalMask, LazyKV, Step, Usage
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
@@ -68,7 +68,7 @@ class CompiledSteps:
         except Exception as error:  # of whatever kind: models raise what they like when they cannot be traced
             if self._is_checked:
                 raise
-            self.refusal, self._page, self._graph = f"{type(error).__name__}: {error}", None, None
+            self.refusal, self._page, self._graph = f"{type(error).__name__}: {words_of(error)}", None, None
             self._is_given_up = True
             return None
         self._is_checked = True

@@ -23,7 +23,7 @@ from tqgguf.formats.conversion.gguf_to_gguf import STEPS_KEY
 from tqgguf.formats.conversion.row_encoding import Encode, bytes_of, encoded_runs
 from tqgguf.formats.conversion.weight_rules import FILE_TYPES, Choice, ModelFacts, choose
 from tqgguf.formats.cursor import Buffer
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.reader import TensorInfo
 from tqgguf.formats.gguf.types import MetadataType, ValueType, ggml_type_name
@@ -90,7 +90,9 @@ def _completed(row: Checkpoint, config: Mapping[str, Any], path: str) -> dict[st
     try:
         return completed(row, config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise FormatError(f"{path}: sizes are missing or none that can be: {type(error).__name__}: {error}") from error
+        raise FormatError(
+            f"{path}: sizes are missing or none that can be: {type(error).__name__}: {words_of(error)}"
+        ) from error
 
 
 def _planned_tensors(
@@ -250,7 +252,7 @@ def _add_description(writer: gguf.GGUFWriter, folder: Path, tensors: list[Planne
         writer.add_type(gguf.GGUFType.MODEL)
         metadata.set_gguf_meta_model(writer)
     except Exception as error:  # a model card can be anything
-        raise FormatError(f"{folder}: README.md or its like cannot be read: {' '.join(str(error).split())}") from error
+        raise FormatError(f"{folder}: README.md or its like cannot be read: {words_of(error)}") from error
 
 
 def _entries(writer: gguf.GGUFWriter, folder: str) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import gguf
 from tokenizers import Tokenizer as Backend
 
 from tqgguf.formats.conversion.sentencepiece_model import PieceType, read_pieces
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.json_file import read_json
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint
 from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer
@@ -57,7 +57,9 @@ def add_vocabulary(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str
         else:
             _add_byte_level(writer, n_tokens, folder)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:  # of files that hold something else
-        raise FormatError(f"{folder}: the tokenizer's files cannot be read: {type(error).__name__}: {error}") from error
+        raise FormatError(
+            f"{folder}: the tokenizer's files cannot be read: {type(error).__name__}: {words_of(error)}"
+        ) from error
     if row.is_gemma:
         writer.add_add_space_prefix(False)
     if row.is_llama and n_tokens == _CODE_LLAMA[0]:
@@ -136,7 +138,7 @@ def find_pretokenizer(path: Path, ignore_merges: bool) -> str:
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
-        raise FormatError(f"{path}: expected a tokenizer, found a mistake: {' '.join(str(error).split())}") from error
+        raise FormatError(f"{path}: expected a tokenizer, found a mistake: {words_of(error)}") from error
     if backend.pre_tokenizer is not None:
         wanted = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(_PROBE)]
         for name in dict.fromkeys([*_PREFERRED, *PRETOKENIZERS]):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tqgguf.formats.carriers.table import check_replaceable
-from tqgguf.formats.errors import RequestError, naming
+from tqgguf.formats.errors import RequestError, naming, words_of
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.snapshots.fit import check_cache, check_model, spec_of
 from tqgguf.formats.snapshots.read import open_snapshot
@@ -69,7 +69,7 @@ def _ids(tokens: ArrayLike) -> NDArray[np.int32]:
     try:
         ids = np.asarray(tokens).reshape(-1)
     except ValueError as error:  # lists of different lengths
-        raise RequestError(f"tokens: expected a list of ids, found otherwise: {error}") from error
+        raise RequestError(f"tokens: expected a list of ids, found otherwise: {words_of(error)}") from error
     if not ids.size:
         return np.empty(0, np.int32)
     limits = np.iinfo(np.int32)

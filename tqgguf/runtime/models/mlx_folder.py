@@ -23,7 +23,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.blocks.kv_size import LayerShape
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.file_kind import other_kind
 from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.json_file import read_json
@@ -158,7 +158,9 @@ def _open_lazily(folder: Path, model_type: str) -> Any:
     except FileNotFoundError as error:
         raise FormatError(f"{folder}: expected weights in model*.safetensors, found none") from error
     except json.JSONDecodeError as error:
-        raise FormatError(f"{folder}: expected JSON in its configuration files, found a mistake: {error}") from error
+        raise FormatError(
+            f"{folder}: expected JSON in its configuration files, found a mistake: {words_of(error)}"
+        ) from error
     except Exception as error:  # a stranger's configuration meets a hundred model classes: it can fail in any way
         if f"Model type {model_type} not supported" in str(error):
             raise UnsupportedModelError(f"{folder}: mlx-lm does not know the model type {model_type!r}") from error
@@ -230,4 +232,4 @@ def _make_dense(model: nn.Module) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {words_of(error)}"

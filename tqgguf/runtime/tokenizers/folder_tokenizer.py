@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError, words_of
 from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.runtime.tokenizers.bpe import BYTE_LETTERS
 from tqgguf.runtime.tokenizers.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, NAMED_ROLES, SPACE, utf8
@@ -123,7 +123,7 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
-        raise FormatError(f"{path}: expected a tokenizer, found a mistake: {' '.join(str(error).split())}") from error
+        raise FormatError(f"{path}: expected a tokenizer, found a mistake: {words_of(error)}") from error
     settings = {**_optional(folder / "special_tokens_map.json"), **_optional(folder / "tokenizer_config.json")}
     settings["chat_template"] = _chat_template(folder, settings.get("chat_template"))
     eos_ids: set[int] = set()
