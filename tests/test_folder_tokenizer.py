@@ -9,7 +9,7 @@ from tiny_folders import byte_fallback, byte_level, write_json
 from tiny_models import CHAT_TEMPLATE, SPECIAL, vocabulary
 from tokenizers import Tokenizer, decoders, models, processors
 
-from tqgguf.formats.errors import RequestError, UnsupportedModelError
+from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
 from tqgguf.runtime.tokenizers.folder_tokenizer import load_folder_tokenizer
 from tqgguf.runtime.tokenizers.text_stream import TextStream
 
@@ -112,12 +112,18 @@ def byte_fallback_without_specials() -> Tokenizer:
         (CHAT_TEMPLATE, CHAT_TEMPLATE),
         ([{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}], "y"),
         (None, None),
-        (5, None),
     ],
 )
 def test_the_template_of_tokenizer_config(tmp_path, configured, template):
     files = {"tokenizer_config": {"chat_template": configured}}
     assert load_folder_tokenizer(folder_with(tmp_path, **files)).chat_template == template
+
+
+@pytest.mark.parametrize("configured", [5, {"default": "x"}, [{"name": "default", "template": ["x"]}]])
+def test_a_template_that_is_no_text_is_refused(tmp_path, configured):
+    folder = folder_with(tmp_path, tokenizer_config={"chat_template": configured})
+    with pytest.raises(FormatError, match=r"chat_template: expected a string, found (int|dict|list)"):
+        load_folder_tokenizer(folder)
 
 
 def test_a_template_in_a_file_of_its_own_comes_first(tmp_path):

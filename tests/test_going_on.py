@@ -122,3 +122,13 @@ def test_a_template_that_hides_earlier_answers_is_refused(smollm2: Any) -> None:
     template = ChatTemplate("{{ messages[-1].content }}", "", "")
     with pytest.raises(RequestError, match="no chat can go on"):
         Conversation(template, smollm2.tokenizer, held=[1, 2, 3]).add("x")
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ prompt }}", "{{ raise_exception('no') }}"])
+def test_a_template_that_can_hold_no_chat_is_refused_before_the_first_turn(run: Any, template: str) -> None:
+    err = run("-cnv", "--chat-template", template, stdin="first\n", status=2)
+    assert err.startswith("tqgguf: error: chat template: ") and err.count("\n") == 1
+
+
+def test_a_template_that_is_not_used_is_not_looked_at(run: Any) -> None:
+    run("-p", "first", "-n", "1", "-no-cnv", "--chat-template", "{% for m in messages %}")

@@ -148,7 +148,9 @@ def _chat_template(folder: Path, configured: Any) -> str | None:
     if isinstance(found, list):
         named = [row for row in found if isinstance(row, dict) and row.get("name") == "default"]
         found = named[-1].get("template") if named else None
-    return found if isinstance(found, str) else None
+    if found is not None and not isinstance(found, str):
+        raise FormatError(f"{folder}: chat_template: expected a string, found {type(found).__name__}")
+    return found
 
 
 def _decoder_kind(decoder: Any) -> tuple[bool, bool]:
