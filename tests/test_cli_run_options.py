@@ -62,7 +62,9 @@ def test_every_option_reaches_its_field(requested: Any) -> None:
         "--strict-kv --kv-workspace 64 --kv-kernel-rows 4 --json -v "
         "--debug --temp 0.5 --top-k 3 --top-p 0.4 --min-p 0.3 --typical 0.9 --top-nsigma 1.5 "
         "--xtc-probability 0.2 --xtc-threshold 0.25 --dynatemp-range 0.1 --dynatemp-exp 2 --repeat-penalty 1.1 "
-        "--repeat-last-n 7 --presence-penalty 0.6 --frequency-penalty 0.7 -l 5+1.5 -l 6-inf --samplers top_k;temp -s 9"
+        "--repeat-last-n 7 --presence-penalty 0.6 --frequency-penalty 0.7 --dry-multiplier 0.9 "
+        "--dry-base 1.5 --dry-allowed-length 3 --dry-penalty-last-n 99 --dry-sequence-breaker none "
+        "--dry-sequence-breaker ; -l 5+1.5 -l 6-inf --samplers top_k;temp -s 9"
     )
     request = requested(*[word.replace("|", " ") for word in line.split()])
     assert request == RunRequest(
@@ -74,7 +76,8 @@ def test_every_option_reaches_its_field(requested: Any) -> None:
         sampling=SamplingParams(
             temp=0.5, top_k=3, top_p=0.4, min_p=0.3, typical_p=0.9, top_n_sigma=1.5, xtc_probability=0.2,
             xtc_threshold=0.25, dynatemp_range=0.1, dynatemp_exp=2.0, repeat_penalty=1.1, repeat_last_n=7,
-            presence_penalty=0.6, frequency_penalty=0.7, logit_bias=((5, 1.5), (6, -float("inf"))),
+            presence_penalty=0.6, frequency_penalty=0.7, dry_multiplier=0.9, dry_base=1.5, dry_allowed_length=3,
+            dry_penalty_last_n=99, dry_sequence_breakers=(";",), logit_bias=((5, 1.5), (6, -float("inf"))),
             samplers=("top_k", "temperature"), seed=9,
         ),
         given=request.given,
@@ -143,7 +146,7 @@ def test_the_verbs_status_is_the_programs(requested: Any) -> None:
         (["-l", "5"], "--logit-bias: expected TOKEN+AMOUNT or TOKEN-AMOUNT, found '5'"),
         (["-l", "5+nan"], "--logit-bias: expected a token id from 0 and a finite amount or -inf"),
         (["--samplers", "top_k,temp"], "--samplers: expected names out of"),
-        (["--chat-template", "chatml"], "--chat-template: expected Jinja source, found 'chatml'"),
+        (["--chat-template", "chatml"], "--chat-template chatml: llama.cpp's built-in templates are not here"),
         (["--grammar", "root ::= x"], "--grammar is refused: constrained output is not supported yet"),
         (["-hf", "a/b"], "-hf is refused: tqgguf downloads nothing; fetch the file and give its path with -m"),
         (["--ctx", "5"], "unknown flag --ctx, did you mean --ctx-size?"),

@@ -14,13 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tqgguf.cli.llama_flags import FLAGS, SWITCH, SWITCH_OR_AUTO, Fate, Flag
-from tqgguf.formats.errors import RequestError
+from tqgguf.cli.other_flags import ELSEWHERE
+from tqgguf.formats.errors import Problems, RequestError
+from tqgguf.formats.gguf.errors import shown
 
 _ON = ("on", "enabled", "true", "1")
 _OFF = ("off", "disabled", "false", "0")
 _AUTO = ("auto", "-1")
 _ENDS_PARSING = ("--help", "--version")
 _STDIN = "-"
+_ALL = frozenset(spelling for flag in FLAGS for spelling in flag.spellings)
+"""Every spelling that some verb knows."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +56,28 @@ def sort_arguments(
 
     As in llama.cpp: a flag takes the next arguments whatever they look like, underscores in long names count as dashes,
     the last of several occurrences counts, the command line overrides `LLAMA_ARG_*` variables. Beyond it:
-    `name=value`, and a lone `-` for `--file -`. RequestError for a refused or unknown flag, a missing value, a value
-    of another kind.
+    `name=value`, and a lone `-` for `--file -`. RequestError with a message for each refused or unknown flag, missing
+    value and value of another kind.
     """
-    words = tuple(argv)
-    on_line = list(_occurrences(list(words), flags, verb))
+    words, problems = tuple(argv), Problems()
+    on_line = list(_occurrences(list(words), flags, verb, problems))
     if on_line and on_line[-1].flag.name in _ENDS_PARSING:
         return SortedArguments([on_line[-1].flag.name], (), frozenset())
     subjects = {given.flag.subject for given in on_line}
-    from_env = [given for given in _from_environment(env, flags) if given.flag.subject not in subjects]
+    from_env = [given for given in _from_environment(env, flags, problems) if given.flag.subject not in subjects]
     notices: list[str] = []
     kept: dict[str, list[_Given]] = {}
     for given in [*from_env, *on_line]:
         if given.flag.fate is Fate.REFUSED:
             if given.flag.harmless is not None and float(given.values[0]) == given.flag.harmless:
                 continue
-            raise RequestError(f"{given.spelled} is refused: {given.flag.note}")
+            problems.note(f"{given.spelled} is refused: {given.flag.note}")
+            continue
         before = kept.setdefault(given.flag.subject, [])
         if before and not given.flag.repeatable:
             notices.append(f"{given.spelled} replaces the earlier {before.pop().spelled}")
         before.append(given)
+    problems.check()
     argv_out: list[str] = []
     names: set[str] = set()
     for given in (given for group in kept.values() for given in group):
@@ -83,8 +89,8 @@ def sort_arguments(
     return SortedArguments(argv_out, tuple(dict.fromkeys(notices)), frozenset(names), words)
 
 
-def _occurrences(rest: list[str], flags: Sequence[Flag], verb: str) -> Iterable[_Given]:
-    """Every flag on the line in order, ending early at --help or --version."""
+def _occurrences(rest: list[str], flags: Sequence[Flag], verb: str, problems: Problems) -> Iterable[_Given]:
+    """Every flag on the line in order that can be read, ending early at --help or --version."""
     by_spelling = {spelling: flag for flag in flags for spelling in flag.spellings}
     while rest:
         word = rest.pop(0)
@@ -94,22 +100,32 @@ def _occurrences(rest: list[str], flags: Sequence[Flag], verb: str) -> Iterable[
         spelled = name.replace("_", "-") if name.startswith("--") else name
         flag = by_spelling.get(spelled)
         if flag is None:
-            raise RequestError(_unknown(word, spelled, by_spelling, verb))
+            problems.note(_unknown(word, spelled, by_spelling, verb))
+            while word.startswith("-") and not equals and rest and not _looks_like_a_flag(rest[0]):
+                rest.pop(0)  # values of a flag whose number of values is not known
+            continue
         values = [value] if equals else []
         if len(values) > len(flag.takes):
-            raise RequestError(f"{spelled} takes no value, found {word!r}")
-        while len(values) < len(flag.takes):
-            if not rest:
-                raise RequestError(f"{spelled}: expected a value after it ({' '.join(flag.takes)}), found the end")
-            values.append(rest.pop(0))
+            problems.note(f"{spelled} takes no value, found {shown(word)}")
+            continue
+        values += rest[: len(flag.takes) - len(values)]
+        del rest[: len(values) - bool(equals)]
+        if len(values) < len(flag.takes):
+            problems.note(f"{spelled}: expected a value after it ({' '.join(flag.takes)}), found the end")
+            continue
         given = _Given(flag, spelled, tuple(values), spelled in flag.names)
-        _check_values(given)
-        yield given
+        with problems.noting():
+            _check_values(given)
+            yield given
         if flag.name in _ENDS_PARSING:
             return
 
 
-def _from_environment(env: Mapping[str, str], flags: Sequence[Flag]) -> Iterable[_Given]:
+def _looks_like_a_flag(word: str) -> bool:
+    return re.match(r"--?[A-Za-z]", word) is not None
+
+
+def _from_environment(env: Mapping[str, str], flags: Sequence[Flag], problems: Problems) -> Iterable[_Given]:
     """What LLAMA_ARG_* variables set. A flag that can be switched off also has the variable LLAMA_ARG_NO_*."""
     for flag in flags:
         if flag.env is None:
@@ -121,14 +137,15 @@ def _from_environment(env: Mapping[str, str], flags: Sequence[Flag]) -> Iterable
             value = env[flag.env]
             if not value and "file" in flag.takes:
                 continue  # an empty variable names nothing
-            if flag.takes:
-                given = _Given(flag, flag.env, (value,))
-                _check_values(given)
-                yield given
-            elif flag.negatives:
-                yield _Given(flag, flag.env, (), positive=_word(flag.env, value, SWITCH) == "on")
-            elif value in _ON:
-                yield _Given(flag, flag.env, ())
+            with problems.noting():
+                if flag.takes:
+                    given = _Given(flag, flag.env, (value,))
+                    _check_values(given)
+                    yield given
+                elif flag.negatives:
+                    yield _Given(flag, flag.env, (), positive=_word(flag.env, value, SWITCH) == "on")
+                elif value in _ON:
+                    yield _Given(flag, flag.env, ())
 
 
 def _unknown(word: str, spelled: str, by_spelling: Mapping[str, Flag], verb: str) -> str:
@@ -136,14 +153,14 @@ def _unknown(word: str, spelled: str, by_spelling: Mapping[str, Flag], verb: str
         prompt = (
             "a prompt goes after -p, a file with one after -f" if "-p" in by_spelling else "a text file goes after -f"
         )
-        return f"unexpected argument {word!r}; {prompt}"
+        return f"unexpected argument {shown(word)}; {prompt}"
+    if spelled in ELSEWHERE:
+        return f"{word} is refused: {ELSEWHERE[spelled]}"
+    if spelled in _ALL:
+        return f"`tqgguf {verb}` does not take {word}; `tqgguf {verb} --help` lists what it takes"
     alike = [name for name in by_spelling if name.startswith("--") == spelled.startswith("--")]
     works = [name for name in alike if by_spelling[name].fate is Fate.IMPLEMENTED]
-    near = (
-        [name for name in works if name.startswith(spelled)]
-        or difflib.get_close_matches(spelled, works, n=1)
-        or difflib.get_close_matches(spelled, alike, n=1)
-    )
+    near = [name for name in works if name.startswith(spelled)] or difflib.get_close_matches(spelled, works, n=1)
     hint = f", did you mean {near[0]}?" if near else ";"
     return f"unknown flag {word}{hint} `tqgguf {verb} --help` lists all"
 

@@ -106,7 +106,6 @@ _CORES = "threads are neither pinned nor given a priority"
 _LOADING = "how weights are read and placed is MLX's matter"
 _MEMORY = "nothing is fitted to memory; -c is taken as it is given"
 _MESSAGES = "messages are plain lines on stderr; 2>/dev/null silences them"
-_NO_DRY = "DRY penalties are not supported, and off by default"
 _NO_MIROSTAT = "mirostat is not supported, and off by default"
 _AS_WRITTEN = "the answer is printed as the model writes it, thoughts included"
 _KEPT = "the chat keeps each answer as it was written"
@@ -191,11 +190,11 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _implemented("--repeat-penalty", "number", env="REPEAT_PENALTY"),
     _implemented("--presence-penalty", "number", env="PRESENCE_PENALTY"),
     _implemented("--frequency-penalty", "number", env="FREQUENCY_PENALTY"),
-    _refused("DRY penalties are not supported; try --repeat-penalty", "--dry-multiplier", "number", harmless=0),
-    _accepted(_NO_DRY, "--dry-base", "number"),
-    _accepted(_NO_DRY, "--dry-allowed-length", "integer"),
-    _accepted(_NO_DRY, "--dry-penalty-last-n", "integer"),
-    _accepted(_NO_DRY, "--dry-sequence-breaker", "text", repeatable=True),
+    _implemented("--dry-multiplier", "number"),
+    _implemented("--dry-base", "number"),
+    _implemented("--dry-allowed-length", "integer"),
+    _implemented("--dry-penalty-last-n", "integer"),
+    _implemented("--dry-sequence-breaker", "text", repeatable=True),
     _refused("adaptive-p is not supported; try --min-p", "--adaptive-target", "number", harmless=-1),
     _accepted("adaptive-p is not supported, and off by default", "--adaptive-decay", "number"),
     _implemented("--dynatemp-range", "number"),

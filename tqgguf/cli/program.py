@@ -7,6 +7,7 @@ An error is one line on stderr; the exit status says whose fault it is: 1 the in
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +30,7 @@ from tqgguf.cli.unexpected import unexpected
 from tqgguf.cli.validate import ValidateCommand, validate
 from tqgguf.cli.verb import ExamplesCommand, write_examples
 from tqgguf.cli.version import print_version
-from tqgguf.formats.errors import TqggufError
+from tqgguf.formats.errors import RequestError, TqggufError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
 
@@ -136,9 +137,9 @@ def main(argv: list[str] | None = None) -> int:
     except TqggufError as error:
         if debug:
             raise
-        return _fail(str(error), error.exit_status)
+        return _fail(error.messages if isinstance(error, RequestError) else (str(error),), error.exit_status)
     except typer.TyperException as error:  # a value out of range, a missing verb
-        return _fail(error.format_message(), error.exit_code)
+        return _fail((error.format_message(),), error.exit_code)
     except KeyboardInterrupt as error:
         return _status_of(error)
     except typer.Abort:
@@ -149,21 +150,22 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:  # a full disk behind stdout; files that cannot be opened are errors of their own
         if debug:
             raise
-        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
+        return _fail((f"{error.filename or 'output'}: {error.strerror or error}",), 1)
     except MemoryError:
         if debug:
             raise
-        return _fail("out of memory; a smaller -c or a smaller cache type needs less", 1)
+        return _fail(("out of memory; a smaller -c or a smaller cache type needs less",), 1)
     except Exception as error:
         if debug:
             raise
-        return _fail(unexpected(error), 1)
+        return _fail((unexpected(error),), 1)
 
 
 def _status_of(error: KeyboardInterrupt) -> int:
     return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
 
 
-def _fail(message: str, status: int) -> int:
-    say(f"error: {message}")
+def _fail(messages: Sequence[str], status: int) -> int:
+    for message in messages:
+        say(f"error: {message}")
     return status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.gguf.errors import shown
 
 INT32 = 2**31 - 1
@@ -26,11 +26,13 @@ ALL_CHUNKS = -1
 
 
 def check_ranges(request: object, ranges: Ranges) -> None:
-    """RequestError for the first field whose number is out of its range; None is in every range."""
+    """RequestError with a message for each field whose number is out of its range; None is in every range."""
+    problems = Problems()
     for name, (flag, low, high) in ranges.items():
         value = getattr(request, name)
         if value is not None and not low <= value <= high:
-            raise RequestError(f"{flag}: expected a number from {low} to {high}, found {value}")
+            problems.note(f"{flag}: expected a number from {low} to {high}, found {value}")
+    problems.check()
 
 
 def check_chunks(n_chunks: int) -> None:

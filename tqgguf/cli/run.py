@@ -20,7 +20,7 @@ from tqgguf.cli.run_request import Purpose, RunRequest
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.cache_spec import PRESETS
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.runtime.generation.sampling_params import SamplingParams, sampler_names
 from tqgguf.runtime.missing_mlx import needs_mlx
 
@@ -245,6 +245,27 @@ def run(
     frequency_penalty: Annotated[
         float, option(_SAMPLE, "Subtracted once per occurrence.", "--frequency-penalty")
     ] = _SAMPLING.frequency_penalty,
+    dry_multiplier: Annotated[
+        float, option(_SAMPLE, "DRY: what going on with a repetition costs; 0: nothing.", "--dry-multiplier")
+    ] = _SAMPLING.dry_multiplier,
+    dry_base: Annotated[
+        float, option(_SAMPLE, "DRY: times this for each token of the repetition.", "--dry-base")
+    ] = _SAMPLING.dry_base,
+    dry_allowed_length: Annotated[
+        int, option(_SAMPLE, "DRY: the shortest repetition that costs.", "--dry-allowed-length")
+    ] = _SAMPLING.dry_allowed_length,
+    dry_penalty_last_n: Annotated[
+        int, option(_SAMPLE, "DRY: among how many tokens it is looked for.", "--dry-penalty-last-n")
+    ] = _SAMPLING.dry_penalty_last_n,
+    dry_sequence_breakers: Annotated[
+        list[str] | None,
+        option(
+            _SAMPLE,
+            r"DRY: a text that no repetition reaches across (repeatable), or none. Default: \n : \" *.",
+            "--dry-sequence-breaker",
+            metavar="TEXT",
+        ),
+    ] = None,
     logit_bias: Annotated[
         list[str] | None,
         option(_SAMPLE, "TOKEN+AMOUNT or TOKEN-AMOUNT; -inf bans (repeatable).", "-l", "--logit-bias", metavar="BIAS"),
@@ -284,34 +305,57 @@ def serve(ctx: typer.Context, purpose: Purpose) -> NoReturn:
 
 
 def request_from(values: Mapping[str, Any], given: SortedArguments, purpose: Purpose = "answer") -> RunRequest:
-    """The request that typer's values (by parameter name) and the sorted argument vector make."""
+    """The request that typer's values (by parameter name) and the sorted argument vector make.
+
+    RequestError with a message for each value that is not possible.
+    """
+    problems = Problems()
+    made: dict[str, Any] = {}
+    with problems.noting():
+        made["sampling"] = _sampling(values)
+    with problems.noting():
+        made["rope_freq_scale"] = stretched_freq_scale(values)
+    with problems.noting():
+        request = RunRequest(
+            **fields_of(
+                RunRequest,
+                values,
+                **_preset_types(values["preset"], given.given),
+                reverse_prompts=tuple(values["reverse_prompts"] or ()),
+                reasoning=_SWITCH[values["reasoning"]],
+                purpose=purpose,
+                # documents are kept as they are; llama.cpp's escapes are for prompts on a command line
+                escape=values["escape"] and (purpose != "keep" or "--escape" in given.given),
+                given=given.given,
+                notices=given.notices + _flash_attention_notice(values["flash_attention"]),
+                **made,
+            )
+        )
+    problems.check()
+    return request
+
+
+def _sampling(values: Mapping[str, Any]) -> SamplingParams:
     named = values["samplers"]
     if values["sampler_seq"] is not None:
         named = ";".join(sampler_names(values["sampler_seq"], letters=True))
-    sampling = SamplingParams(
+    return SamplingParams(
         **fields_of(
             SamplingParams,
             values,
             logit_bias=tuple(_bias(text) for text in values["logit_bias"] or ()),
             samplers=_SAMPLING.samplers if named is None else sampler_names(named),
+            dry_sequence_breakers=_breakers(values["dry_sequence_breakers"]),
         )
     )
-    return RunRequest(
-        **fields_of(
-            RunRequest,
-            values,
-            **_preset_types(values["preset"], given.given),
-            reverse_prompts=tuple(values["reverse_prompts"] or ()),
-            reasoning=_SWITCH[values["reasoning"]],
-            rope_freq_scale=stretched_freq_scale(values),
-            sampling=sampling,
-            purpose=purpose,
-            # documents are kept as they are; llama.cpp's escapes are for prompts on a command line
-            escape=values["escape"] and (purpose != "keep" or "--escape" in given.given),
-            given=given.given,
-            notices=given.notices + _flash_attention_notice(values["flash_attention"]),
-        )
-    )
+
+
+def _breakers(given: Sequence[str] | None) -> tuple[str, ...]:
+    """llama.cpp's reading: any that is given takes the place of the usual ones, and "none" of those before it."""
+    if not given:
+        return _SAMPLING.dry_sequence_breakers
+    after_none = given[len(given) - given[::-1].index("none") :] if "none" in given else given
+    return tuple(after_none)
 
 
 def _preset_types(preset: str | None, given: frozenset[str]) -> dict[str, str]:

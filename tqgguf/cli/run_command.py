@@ -23,6 +23,7 @@ from tqgguf.formats.templates.process import PROCESS
 from tqgguf.runtime import backends
 from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.generation.conversation import Conversation
+from tqgguf.runtime.generation.dry import breaker_tokens
 from tqgguf.runtime.generation.generate import Generation
 from tqgguf.runtime.generation.open_turn import OpenTurn
 from tqgguf.runtime.generation.prompt_cache import (
@@ -126,7 +127,10 @@ class _Run:
         self.save_status = 0
         """What a failure to write the prompt cache makes of the exit status."""
         self.save_failure = ""
-        self.sampler = Sampler(sampling)
+        breakers = None
+        if sampling.looks_for_repetitions:
+            breakers = breaker_tokens(sampling.dry_sequence_breakers, self.tokenizer)
+        self.sampler = Sampler(sampling, breakers)
         self.finish = ""
         """How the last answer ended, one of `report.ENDINGS`; "": there is none."""
 
@@ -168,7 +172,10 @@ class _Run:
         held, kept = len(self.prompt_cache.tokens), self.session.timing.reused_tokens
         if held and not self.prompt_cache.is_continued_by(self.session.tokens):
             path = readable(self.prompt_cache.path)
-            say(f"{path}: its {held:,} tokens are replaced by this prompt's, {kept:,} of them kept; -ro keeps a file")
+            say(
+                f"{path}: its {held:,} tokens are replaced by this prompt's, {kept:,} of them kept; "
+                "--prompt-cache-ro keeps a file"
+            )
 
     def _save(self) -> None:
         """Keep what the session holds. A failure is said, and the exit status tells it; the answer goes on."""

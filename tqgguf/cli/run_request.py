@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tqgguf.cli.other_flags import BUILT_IN_TEMPLATES
 from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import CacheSpec
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import Problems, RequestError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
 from tqgguf.runtime.generation.sampling_params import SamplingParams
 
@@ -147,23 +149,38 @@ class RunRequest:
             yield "--prompt-cache-all, --prompt-cache-ro: no effect without --prompt-cache FILE"
 
     def __post_init__(self) -> None:
-        check_ranges(self, _RANGES)
+        problems = Problems()
+        with problems.noting():
+            check_ranges(self, _RANGES)
         for flag, spec in (
             ("-ctk", CacheSpec(type_k=self.type_k)),
             ("-ctv", CacheSpec(type_v=self.type_v)),
-            ("--kv-balance", self.cache),
+            ("--kv-balance", CacheSpec(balance=self.balance)),
         ):
-            try:
+            with problems.noting(flag):
                 spec.check()
-            except RequestError as error:
-                raise RequestError(f"{flag}: {error}") from None
-        if self.flash_attention == "off" and not self.cache.has_float_v:
+        with problems.noting():
+            self._check_flash_attention()
+        with problems.noting():
+            self._check_template()
+        problems.check()
+
+    def _check_flash_attention(self) -> None:
+        if self.flash_attention == "off" and not CacheSpec(type_v=self.type_v).has_float_v:
             raise RequestError(
                 f"-ctv {self.type_v} with -fa off: a quantised V cache needs flash attention; "
                 "leave -fa off away, or take f16, bf16 or f32 for V"
             )
-        if self.chat_template and "{" not in self.chat_template:
+
+    def _check_template(self) -> None:
+        name = self.chat_template
+        if name in BUILT_IN_TEMPLATES:
             raise RequestError(
-                f"--chat-template: expected Jinja source, found {self.chat_template!r}; llama.cpp's built-in names are "
-                "not known here, give the template itself or a file after --chat-template-file"
+                f"--chat-template {name}: llama.cpp's built-in templates are not here; leave the flag away to take the "
+                "model's own, or give a file with Jinja source after --chat-template-file"
+            )
+        if name and "{" not in name:
+            raise RequestError(
+                f"--chat-template: expected Jinja source, found {shown(name)}; a file with it goes after "
+                "--chat-template-file"
             )

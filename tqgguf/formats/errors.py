@@ -53,9 +53,39 @@ class EncodeError(TqggufError):
 
 
 class RequestError(TqggufError):
-    """The request cannot be served: an unknown cache type, a head size a type cannot hold, a bad flag value."""
+    """The request cannot be served: an unknown cache type, a head size a type cannot hold, a bad flag value.
+
+    One message for each thing that is wrong; `Problems` collects them.
+    """
 
     exit_status = 2
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__("; ".join(messages))
+        self.messages = tuple(map(one_line, messages))
+
+
+class Problems:
+    """Collects what is wrong with a request, so that its user is told all of it at once."""
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+
+    def note(self, *messages: str) -> None:
+        self._messages += messages
+
+    @contextlib.contextmanager
+    def noting(self, where: str = "") -> Iterator[None]:
+        """Notes the RequestError that the block raises, with `where` before its messages, and goes on after it."""
+        try:
+            yield
+        except RequestError as error:
+            self.note(*(f"{where}: {message}" if where else message for message in error.messages))
+
+    def check(self) -> None:
+        """RequestError with all messages, each once, if there are any."""
+        if self._messages:
+            raise RequestError(*dict.fromkeys(self._messages))
 
 
 class UnsupportedModelError(RequestError):

@@ -1,8 +1,8 @@
 """Choosing the next token from logits: llama.cpp's default chain of samplers, in numpy.
 
 The chain, with llama.cpp's meanings and defaults (src/llama-sampler.cpp and common/sampling.cpp, August 2026): logit
-bias, then penalties, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, then one draw from what is left. Each
-stage works on the softmax of what the stage before it kept. DRY, mirostat, adaptive-p and grammars are not here.
+bias, then penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, then one draw from what is left.
+Each stage works on the softmax of what the stage before it kept. Mirostat, adaptive-p and grammars are not here.
 
 Reproducibility: the distribution is llama.cpp's, the random stream is not (numpy's PCG64 here, mt19937 there). Equal
 seeds and equal logits give equal tokens in every run of this program, on every platform (the stream is PCG64's raw
@@ -18,11 +18,13 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from tqgguf.formats.errors import RequestError, TqggufError
+from tqgguf.runtime.generation.dry import Breakers, repetitions
 from tqgguf.runtime.generation.sampling_params import (
     DEFAULT_SAMPLERS,
     MAX_SEED,
@@ -32,6 +34,10 @@ from tqgguf.runtime.generation.sampling_params import (
 )
 
 __all__ = ["DEFAULT_SAMPLERS", "Sampler", "SamplingParams", "sampler_names"]
+
+LOG_OF_LARGEST_FLOAT32 = 88.7228391
+LEAST_BOUNDED_BASE = 1.000001
+"""llama.cpp's bound on DRY's exponent: from this base on, the power is a float32."""
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -86,15 +92,18 @@ def _could_be_among(logits: Floats, k: int, block: int = 256) -> Floats:
 class Sampler:
     """Draws tokens. `seed` is the seed in effect: the given one, or the one that was picked for seed -1.
 
-    `accept` every token of the prompt and every token generated: the penalties look at the last `repeat_last_n`.
+    `accept` every token of the prompt and every token generated: the penalties look at the last `repeat_last_n`, DRY at
+    the last `dry_penalty_last_n`. `breakers`: what `dry.breaker_tokens` makes of the sequence breakers.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, breakers: Breakers | None = None) -> None:
         self.params = params
+        self._breakers = breakers or {}
         picks = params.seed in (-1, MAX_SEED)
         self.seed = int.from_bytes(os.urandom(4), "little") % MAX_SEED if picks else params.seed
         self._bits = np.random.PCG64(self.seed)
-        self._recent: deque[int] = deque(maxlen=params.repeat_last_n)
+        longest = params.dry_penalty_last_n if params.looks_for_repetitions else 0
+        self._accepted: deque[int] = deque(maxlen=max(params.repeat_last_n, longest))
         self._penalises = params.repeat_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         # greedy needs no chain, unless a stage moves logits (penalties) or may drop the likeliest token (typical, XTC)
         self._greedy = (
@@ -102,17 +111,18 @@ class Sampler:
             and params.temp <= 0
             and params.dynatemp_range == 0
             and not self._penalises
+            and not params.looks_for_repetitions
             and params.typical_p >= 1
             and (params.xtc_probability == 0 or params.xtc_threshold > 0.5)
         )
 
     def accept(self, token_id: int) -> None:
         """Take note that this token is now part of the text."""
-        self._recent.append(token_id)
+        self._accepted.append(token_id)
 
     def reset(self) -> None:
         """Forget the accepted tokens (llama.cpp does so at each turn of a chat). The random stream goes on."""
-        self._recent.clear()
+        self._accepted.clear()
 
     def sample(self, logits: npt.ArrayLike) -> int:
         """One token id, drawn from logits, float[vocabulary]; not `accept`ed. TqggufError if a logit is not finite."""
@@ -128,8 +138,7 @@ class Sampler:
         biased = self._biased(logits)
         left = _Candidates(np.arange(biased.size), biased)
         for stage in self.params.samplers:
-            if stage in _STAGES:
-                _STAGES[stage](self, left)
+            _STAGES[stage](self, left)
         return left.ids, left.probabilities()
 
     def _uniform(self) -> float:
@@ -155,16 +164,36 @@ class Sampler:
             raise RequestError("--logit-bias: every token of the vocabulary is banned; lift at least one")
         return values
 
+    def _recent(self, n: int) -> list[int]:
+        """The last n accepted tokens, the oldest first."""
+        return list(islice(self._accepted, max(0, len(self._accepted) - n), None))
+
     def _penalise(self, left: _Candidates) -> None:
         p = self.params
-        if not self._penalises or not self._recent:
+        recent = self._recent(p.repeat_last_n)
+        if not self._penalises or not recent:
             return
-        tokens, counts = np.unique(np.fromiter(self._recent, dtype=np.int64), return_counts=True)
+        tokens, counts = np.unique(np.array(recent, dtype=np.int64), return_counts=True)
         where = tokens if left.whole else np.flatnonzero(np.isin(left.ids, tokens))
         count = counts[np.searchsorted(tokens, left.ids[where])]
         logit = left.logits[where]
         logit = np.where(logit <= 0, logit * p.repeat_penalty, logit / p.repeat_penalty)
         left.logits[where] = logit - (count * p.frequency_penalty + p.presence_penalty)
+        left.descending = False
+
+    def _dry(self, left: _Candidates) -> None:
+        p = self.params
+        if not p.looks_for_repetitions:
+            return
+        found = repetitions(self._recent(p.dry_penalty_last_n), self._breakers, p.dry_allowed_length)
+        if not found:
+            return
+        tokens = np.array(sorted(found), dtype=np.int64)
+        where = tokens[tokens < left.ids.size] if left.whole else np.flatnonzero(np.isin(left.ids, tokens))
+        beyond = np.array([found[int(token)] for token in left.ids[where]], dtype=np.int64) - p.dry_allowed_length
+        if p.dry_base > LEAST_BOUNDED_BASE:
+            beyond = np.minimum(beyond, int(LOG_OF_LARGEST_FLOAT32 / math.log(p.dry_base)))
+        left.logits[where] -= p.dry_multiplier * np.power(float(p.dry_base), beyond)
         left.descending = False
 
     def _top_n_sigma(self, left: _Candidates) -> None:
@@ -243,6 +272,7 @@ class Sampler:
 
 _STAGES: dict[str, Callable[[Sampler, _Candidates], None]] = {
     "penalties": Sampler._penalise,
+    "dry": Sampler._dry,
     "top_n_sigma": Sampler._top_n_sigma,
     "top_k": Sampler._top_k,
     "typ_p": Sampler._typical,

@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import Problems, RequestError
 
 DEFAULT_SAMPLERS = (
     "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
 )  # fmt: skip
-"""Order of the stages. `dry` is accepted and does nothing, as in llama.cpp while its multiplier is 0."""
+"""Order of the stages."""
 
 SAMPLER_LETTERS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
@@ -64,11 +64,15 @@ _RANGES: dict[str, _Range] = {
     "repeat_penalty": _Range("--repeat-penalty", 0, open_low=True),
     "frequency_penalty": _Range("--frequency-penalty"),
     "presence_penalty": _Range("--presence-penalty"),
+    "dry_multiplier": _Range("--dry-multiplier"),
+    "dry_base": _Range("--dry-base", 1),
+    "dry_allowed_length": _Range("--dry-allowed-length", -(2**31), 2**31 - 1),
+    "dry_penalty_last_n": _Range("--dry-penalty-last-n", 0, 2**31 - 1),
     "top_k": _Range("--top-k", -(2**31), 2**31 - 1),
     "repeat_last_n": _Range("--repeat-last-n", 0, 2**31 - 1),
     "seed": _Range("--seed", -1, MAX_SEED),
 }
-_WHOLE_NUMBERS = ("top_k", "repeat_last_n", "seed")
+_WHOLE_NUMBERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "seed")
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,17 @@ class SamplingParams:
     """Subtracted once per occurrence among the recent tokens."""
     presence_penalty: float = 0.0
     """Subtracted from every recent token."""
+    dry_multiplier: float = 0.0
+    """DRY: a token that makes a repetition of n tokens longer loses this times dry_base ** (n - dry_allowed_length).
+    0: none."""
+    dry_base: float = 1.75
+    """See `dry_multiplier`."""
+    dry_allowed_length: int = 2
+    """Repetitions of fewer tokens cost nothing."""
+    dry_penalty_last_n: int = 64
+    """Among how many accepted tokens repetitions are looked for. 0: none."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """Texts that no repetition reaches across."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, amount added to its logit); -inf bans the token."""
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
@@ -111,23 +126,32 @@ class SamplingParams:
     """0 to 4294967294; -1 (or 4294967295, as in llama.cpp) picks one, which `Sampler.seed` then reports."""
 
     def __post_init__(self) -> None:
+        problems = Problems()
         for name, allowed in _RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE_NUMBERS else (int, float)):
                 kind = "a whole number" if name in _WHOLE_NUMBERS else "a number"
-                raise RequestError(f"{allowed.flag}: expected {kind}, found {value!r}")
-            if not allowed.allows(value):
-                raise RequestError(f"{allowed.flag}: expected {allowed}, found {value}")
+                problems.note(f"{allowed.flag}: expected {kind}, found {value!r}")
+            elif not allowed.allows(value):
+                problems.note(f"{allowed.flag}: expected {allowed}, found {value}")
         for token, amount in self.logit_bias:
             if token < 0 or not (abs(amount) <= LARGEST_FLOAT32 or amount == -math.inf):
-                raise RequestError(
+                problems.note(
                     f"--logit-bias: expected a token id from 0 and a finite amount or -inf, found {token}{amount:+g}"
                 )
         for stage in self.samplers:
             if stage not in DEFAULT_SAMPLERS:
-                raise RequestError(f"--samplers: expected some of {', '.join(DEFAULT_SAMPLERS)}, found {stage!r}")
+                problems.note(f"--samplers: expected some of {', '.join(DEFAULT_SAMPLERS)}, found {stage!r}")
             if self.samplers.count(stage) > 1:
-                raise RequestError(f"--samplers: expected each stage at most once, found {stage} twice")
+                problems.note(f"--samplers: expected each stage at most once, found {stage} twice")
+        if "" in self.dry_sequence_breakers:
+            problems.note("--dry-sequence-breaker: expected a text, or none for no breakers at all; found an empty one")
+        problems.check()
+
+    @property
+    def looks_for_repetitions(self) -> bool:
+        """Whether DRY may change a logit."""
+        return self.dry_multiplier != 0 and self.dry_penalty_last_n > 0 and "dry" in self.samplers
 
     def check_vocabulary(self, n_tokens: int) -> None:
         """RequestError where the biases name a token beyond a vocabulary, or leave none of its tokens."""
