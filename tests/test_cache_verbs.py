@@ -53,10 +53,24 @@ def test_a_question_about_a_kept_document_is_answered_in_the_chat_template(
     assert (whole, capsys.readouterr().out) == (0, out)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "flags", "kept"),
+    [(64, (), "turbo4"), (32, (), "q8_0"), (64, ("--cache-preset", "small"), "turbo3"), (64, ("-ctv", "f16"), "f16")],
+)
+def test_a_document_is_kept_compressed_unless_other_types_are_named(
+    head_dim: int, flags: tuple[str, ...], kept: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model, cache = write_tiny(tmp_path / "m.gguf", TinyModel(head_dim=head_dim)), tmp_path / "cache.gguf"
+    status, _, err = call(capsys, "save", str(cache), "-m", str(model), "-p", DOCUMENT[:900], *flags)
+    assert status == 0
+    assert (f"the document is kept in {kept}/{kept};" in err) == (not flags)
+    assert call(capsys, "info", str(cache))[1].count(kept) >= 1
+
+
 def test_without_a_template_the_text_goes_on_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, cache = write_tiny(tmp_path / "m.gguf", TinyModel(with_chat_template=False)), tmp_path / "cache.gguf"
     flags = ("-m", str(model))
-    assert call(capsys, "save", "-o", str(cache), "-p", DOCUMENT[:900], *flags)[0] == 0
+    assert call(capsys, "save", "-o", str(cache), "-p", DOCUMENT[:900], *flags, "-ctk", "f16")[0] == 0
     _, asked, _ = call(capsys, "restore", str(cache), *flags, "-p", "and?", "--temp", "0", "-n", "8")
     main(["run", *flags, "-p", f"{DOCUMENT[:900]}\n\nand?", "--temp", "0", "-n", "8", "--no-display-prompt"])
     assert capsys.readouterr().out == asked
@@ -107,7 +121,7 @@ def test_a_document_that_cannot_be_kept_is_not_reported_as_answered(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
-    status, out, err = call(capsys, "save", str(tmp_path / "c.gguf"), "-m", str(model), "-p", DOCUMENT)
+    status, out, err = call(capsys, "save", str(tmp_path / "c.gguf"), "-m", str(model), "-p", DOCUMENT, *TURBO)
     assert (status, out) == (1, "")
     assert err == f"tqgguf: error: {tmp_path}/c.gguf: could not be written: No space left on device\n"
 
@@ -127,7 +141,7 @@ def test_a_document_is_kept_without_processing_escapes(capsys: pytest.CaptureFix
         (("restore", "-p", "x"), "expected the name of a prompt cache first"),
         (("restore", "nowhere.gguf", "-p", "x"), "nowhere.gguf: expected a prompt cache to go on from, found none"),
         (("save", "no/such/folder.gguf", "-p", "x"), "does not exist; make it first"),
-        (("save", "a.gguf", "-p", "x", "--temp", "1", "-st"), "unknown flag -st"),
+        (("save", "a.gguf", "-p", "x", "--temp", "1", "-st"), "`tqgguf cache save` does not take -st"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -19,7 +19,7 @@ from tqgguf.cli.run_request import Purpose
 from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option, write_examples
 from tqgguf.formats.errors import RequestError
 
-SAVE_EXAMPLE = "tqgguf cache save book.kv.gguf -m model.gguf -f book.txt -ctk turbo4 -ctv turbo3"
+SAVE_EXAMPLE = "tqgguf cache save book.kv.gguf -m model.gguf -f book.txt"
 RESTORE_EXAMPLE = 'tqgguf cache restore book.kv.gguf -m model.gguf -p "Who is the narrator?"'
 INFO_EXAMPLE = "tqgguf cache info book.kv.gguf"
 EXAMPLES = (SAVE_EXAMPLE, RESTORE_EXAMPLE, INFO_EXAMPLE)
@@ -139,7 +139,9 @@ def cache_app(context_settings: dict[str, Any]) -> typer.Typer:
         context_settings=context_settings,
         short_help="Evaluate a document into a file.",
         help="Evaluate a document into a prompt cache FILE, and generate nothing.\n\n"
-        "In the model's chat template, if it has one, the user's turn is left open for `tqgguf cache restore`.",
+        "In the model's chat template, if it has one, the user's turn is left open for `tqgguf cache restore`. "
+        "Without -ctk, -ctv and --cache-preset the types are turbo4/turbo4, or q8_0/q8_0 where the model's heads take no "
+        "turbo type.",
     )(_for("keep"))
     app.command(
         "restore",

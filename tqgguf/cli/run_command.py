@@ -36,7 +36,7 @@ from tqgguf.runtime.generation.prompt_cache import (
 from tqgguf.runtime.generation.prompt_size import check_prompt, check_text
 from tqgguf.runtime.generation.sampling import Sampler
 from tqgguf.runtime.generation.session import Session
-from tqgguf.runtime.kv.settings import check_cache_types
+from tqgguf.runtime.kv.settings import check_cache_types, types_to_keep
 from tqgguf.runtime.models.calibration_choice import AUTO, OFF, ChosenCalibration, choose_calibration
 
 
@@ -76,6 +76,11 @@ class _Run:
         self.prompt_cache = self._open_prompt_cache()
         if self.prompt_cache is not None:
             spec = agreed_spec(self.prompt_cache, spec, request.given_cache, config.n_layers, n_ctx)
+        if request.purpose == "keep" and not any(request.given_cache[side] for side in ("type_k", "type_v")):
+            spec = types_to_keep(shapes, spec)
+            say(
+                f"the document is kept in {spec.type_k}/{spec.type_v}; -ctk, -ctv and --cache-preset choose other types"
+            )
         check_cache_types(shapes, spec)
         for notice in request.cache_notices:
             say(notice)

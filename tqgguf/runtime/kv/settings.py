@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout
@@ -26,6 +26,22 @@ def check_cache_types(layers: Sequence[LayerShape], spec: CacheSpec) -> None:
     for i, (layer, types) in enumerate(zip(layers, spec.resolve(len(layers)), strict=True)):
         for side in SIDES:
             layer_codec(types.of(side), layer.head_dim(side), side, i)
+
+
+KEPT_TYPES = ("turbo4", "q8_0")
+"""Types for a document that is kept, the first that all heads can have: little loss in few bytes."""
+
+
+def types_to_keep(layers: Sequence[LayerShape], spec: CacheSpec) -> CacheSpec:
+    """`spec` with the types for K and V that a document is kept in where nobody chose any."""
+    for name in KEPT_TYPES:
+        chosen = replace(spec, type_k=name, type_v=name)
+        try:
+            check_cache_types(layers, chosen)
+        except RequestError:
+            continue
+        return chosen
+    return spec
 
 
 @dataclass(frozen=True)
