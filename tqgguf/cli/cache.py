@@ -140,8 +140,8 @@ def cache_app(context_settings: dict[str, Any]) -> typer.Typer:
         short_help="Evaluate a document into a file.",
         help="Evaluate a document into a prompt cache FILE, and generate nothing.\n\n"
         "In the model's chat template, if it has one, the user's turn is left open for `tqgguf cache restore`. "
-        "Without -ctk, -ctv and --cache-preset the types are turbo4/turbo4, or q8_0/q8_0 where the model's heads take no "
-        "turbo type.",
+        "Without -ctk, -ctv and --cache-preset the types are turbo4/turbo4, or q8_0/q8_0 where the model's heads "
+        "take no turbo type.",
     )(_for("keep"))
     app.command(
         "restore",
