@@ -17,7 +17,7 @@ EXAMPLES = (
     "tqgguf convert model.gguf small.gguf --type q8_0",
     "tqgguf convert model.gguf parts.gguf --split-max-size 2G    # any of the parts is a SRC again",
     "tqgguf convert model.gguf model-mlx    # a folder for mlx_lm.load",
-    "tqgguf convert book.kv.gguf book.session -m model.gguf    # for llama.cpp's --prompt-cache",
+    "tqgguf convert book.kv.gguf book.session -m model.gguf -ctk q8_0 -ctv q8_0 --requantise    # for llama.cpp",
     "tqgguf convert book.session book.kv.gguf -m model.gguf",
     "tqgguf convert book.kv.gguf book.safetensors    # for mlx_lm.generate --prompt-cache-file",
 )
