@@ -19,7 +19,7 @@ EXAMPLES = (
     "tqgguf convert model.gguf model-mlx    # a folder for mlx_lm.load",
     "tqgguf convert book.kv.gguf book.session -m model.gguf -ctk q8_0 -ctv q8_0 --requantise    # for llama.cpp",
     "tqgguf convert book.session book.kv.gguf -m model.gguf",
-    "tqgguf convert book.kv.gguf book.safetensors    # for mlx_lm.generate --prompt-cache-file",
+    "tqgguf convert book.kv.gguf book.safetensors --requantise    # for mlx_lm.generate --prompt-cache-file",
 )
 
 To = Literal["gguf", "session", "sequence", "mlx-lm"]
