@@ -23,7 +23,8 @@ from tqgguf.formats.blocks.codec import resolve_codec
 
 REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-SHOWN = README + (REPOSITORY / "docs" / "measuring.md").read_text(encoding="utf-8")
+DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md"))}
+SHOWN = README + "".join(DOCS.values())
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -89,7 +90,7 @@ def test_the_python_of_the_readme_works(folder: Path) -> None:
 
 
 def test_the_table_of_cache_types_is_the_programs() -> None:
-    rows = re.findall(r"^\| ([a-z0-9_, ]+) \| ([\d.]+) \| (\d+) \| (.+) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| ([a-z0-9_, ]+) \| ([\d.]+) \| (\d+) \| (.+) \|$", DOCS["cache-types.md"], re.MULTILINE)
     listed = {name.strip(): row for row in rows for name in row[0].split(",")}
     assert set(listed) == set(BLOCK_TYPES)
     for name, (_, bits, n_bytes, sizes) in listed.items():
