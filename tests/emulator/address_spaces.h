@@ -56,6 +56,7 @@ float low_half(uint);
 float high_half(uint);
 uint times_half(uint, uint, int);
 uint sixteenths(uint, int);
+uint byte_under(uint, int, uint);
 float exp2_fast(float);
 float divide_fast(float, float);
 uint opaque(uint);
@@ -74,4 +75,9 @@ uint element_of_factor(uint, uint);
 uint result_to_factor(uint);
 void read_factor(const threadgroup half*, uint, uint, thread uint*);
 void multiply(thread float*, const thread uint*, const thread uint*);
+template <class T> void multiply_pairs(thread float*, const thread uint*, const thread uint*);
+uint4 read_once(const device uint4*);
+uint2 read_once(const device uint2*);
+uint read_once(const device uint*);
+constexpr bool PAIRS_DOWN = false;
 }  // namespace tq

@@ -1,0 +1,118 @@
+  // T [n_rows, N] times a matrix [M, N] of ggml's blocks: out T [n_rows, M], sums in float. TILES tiles of 16 rows of the matrix a
+  // threadgroup, COLUMNS tiles of 8 rows of x; its simdgroups take turns over STEPS steps of 64 columns at a time. TYPE: of
+  // matrix_fields.metal. ADDED: out has `added`, T [n_rows, M], added, or T [M] if its rows are 0. GATE: 1 for silu, 2 for gelu by tanh: tiles lie in
+  // pairs, gate and up, and out T [n_rows, M / 2] is the gate's activation times up.
+  using namespace tq;
+  const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup, index = thread_index_in_threadgroup;
+  const uint g = row_of(lane), place = 4u * g + pair_of(lane);
+  const uint n_rows = uint(sizes[AT_n_rows]), n_tiles = uint(sizes[AT_n_tiles]), n_steps = uint(sizes[AT_n_steps]);
+  const uint n_all = n_tiles * n_steps, first_tile = threadgroup_position_in_grid.x * uint(TILES);
+  constexpr int RUNS = runs_of_group(TYPE), GROUPS = 4 / RUNS, BLOCKS = STEPS / steps_of_block(TYPE);
+  constexpr int PER_BLOCK = steps_of_block(TYPE);
+  SHARED(uint, table, has_values(TYPE) ? TABLE_PAIRS : 8);
+  if (has_values(TYPE)) {
+    fill_table<TYPE, T>(table, index, uint(32 * SIMDGROUPS));
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  Columns<T> columns[COLUMNS];
+  UNROLL for (int c = 0; c < COLUMNS; ++c) columns[c].start(x, n_steps * 64u, n_rows, 8u * uint(c), lane);
+  float sum[TILES][COLUMNS][4];
+  UNROLL for (int i = 0; i < TILES; ++i)
+    UNROLL for (int c = 0; c < COLUMNS; ++c)
+      UNROLL for (int e = 0; e < 4; ++e) sum[i][c][e] = 0.0f;
+  const uint up = opaque(UP), over = opaque(base_pair<T>());
+  const float base = has_values(TYPE) ? 0.0f : base_of<T>();
+  uint zero[4], ones[4];
+  UNROLL for (int e = 0; e < 4; ++e) {
+    zero[e] = same_pair<T>(-base - float(nibbles_of(TYPE) > 1 ? 0 : zero_of(TYPE)));
+    ones[e] = ones_pair<T>();
+  }
+  for (uint unit = simdgroup * uint(STEPS); unit < n_steps; unit += uint(SIMDGROUPS * STEPS)) {
+    Codes codes[TILES][STEPS];
+    BlockScales scales[TILES][BLOCKS];
+    UNROLL for (int i = 0; i < TILES; ++i) {
+      const uint step = metal::min(first_tile + uint(i), n_tiles - 1u) * n_steps + unit;
+      CodePlaces<TYPE> places;
+      places.start(weight, n_all, step, place);
+      UNROLL for (int s = 0; s < STEPS; ++s) places.load(s, codes[i][s]);
+      UNROLL for (int b = 0; b < BLOCKS; ++b) load_scales<TYPE>(weight, n_all, step / uint(PER_BLOCK) + uint(b), g, scales[i][b]);
+    }
+    UNROLL for (int c = 0; c < COLUMNS; ++c) columns[c].go_to(unit * 64u);
+    UNROLL for (int s = 0; s < STEPS; ++s) {
+      UNROLL for (int group = 0; group < GROUPS; ++group) {
+        uint b[COLUMNS][RUNS][2];
+        float of_ones[COLUMNS][4];
+        UNROLL for (int c = 0; c < COLUMNS; ++c) {
+          UNROLL for (int e = 0; e < 4; ++e) of_ones[c][e] = 0.0f;
+          UNROLL for (int r = 0; r < RUNS; ++r) {
+            columns[c].read(64 * s + 16 * (group * RUNS + r), b[c][r]);
+            if (has_minimum(TYPE)) multiply_pairs<T>(of_ones[c], ones, b[c][r]);
+          }
+        }
+        UNROLL for (int i = 0; i < TILES; ++i) {
+          uint a[RUNS][4], high[RUNS][4];
+          UNROLL for (int r = 0; r < RUNS; ++r) {
+            UNROLL for (int e = 0; e < 4; ++e) {
+              const int run = group * RUNS + r;
+              a[r][e] = has_values(TYPE) ? uint(table[pair_in_table(codes[i][s], run, e)]) : code_pair<TYPE>(codes[i][s], run, e, over);
+              if (nibbles_of(TYPE) > 1) high[r][e] = high_pair(codes[i][s], run, e, over);
+            }
+          }
+          float scale[2], minimum[2];
+          UNROLL for (int h = 0; h < 2; ++h) {
+            scale_of<TYPE>(scales[i][s / PER_BLOCK], s % PER_BLOCK, group * RUNS, h, up, scale[h], minimum[h]);
+            if (has_minimum(TYPE)) minimum[h] = multiply_add(-base, scale[h], minimum[h]);
+          }
+          UNROLL for (int c = 0; c < COLUMNS; ++c) {
+            float found[4];
+            UNROLL for (int e = 0; e < 4; ++e) found[e] = 0.0f;
+            if (nibbles_of(TYPE) > 1) {
+              uint less[4];
+              UNROLL for (int e = 0; e < 4; ++e) less[e] = same_pair<T>(-base - float(zero_of(TYPE)));
+              UNROLL for (int r = 0; r < RUNS; ++r) multiply_pairs<T>(found, less, b[c][r]);
+              UNROLL for (int r = 0; r < RUNS; ++r) multiply_pairs<T>(found, high[r], b[c][r]);
+              UNROLL for (int e = 0; e < 4; ++e) found[e] *= 16.0f;
+            }
+            if (!has_minimum(TYPE) && !has_values(TYPE))
+              UNROLL for (int r = 0; r < RUNS; ++r) multiply_pairs<T>(found, zero, b[c][r]);
+            UNROLL for (int r = 0; r < RUNS; ++r) multiply_pairs<T>(found, a[r], b[c][r]);
+            UNROLL for (int e = 0; e < 4; ++e) {
+              sum[i][c][e] = multiply_add(scale[e >> 1], found[e], sum[i][c][e]);
+              if (has_minimum(TYPE)) sum[i][c][e] = multiply_add(minimum[e >> 1], of_ones[c][e], sum[i][c][e]);
+            }
+          }
+        }
+      }
+    }
+  }
+  constexpr uint OF_TILE = uint(128 * COLUMNS);
+  SHARED(float, parts, SIMDGROUPS * TILES * COLUMNS * 128);
+  UNROLL for (int i = 0; i < TILES; ++i)
+    UNROLL for (int c = 0; c < COLUMNS; ++c)
+      UNROLL for (int e = 0; e < 4; ++e) {
+        const uint column = uint(8 * c) + 2u * pair_of(lane) + uint(e & 1), row = g + 8u * uint(e >> 1);
+        parts[(simdgroup * uint(TILES) + uint(i)) * OF_TILE + column * 16u + row] = sum[i][c][e];
+      }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const uint n_out = uint(sizes[AT_n_out]), n_wanted = metal::min(n_rows, uint(8 * COLUMNS)) * 16u;
+  constexpr uint OUT_TILES = uint(GATE ? 1 : TILES);
+  for (uint at = index; at < n_wanted * OUT_TILES; at += uint(32 * SIMDGROUPS)) {
+    const uint tile = at / n_wanted, in_tile = at % n_wanted, row = in_tile >> 4;
+    const uint column = (GATE ? first_tile / 2u : first_tile + tile) * 16u + (in_tile & 15u);
+    float all[TILES];
+    UNROLL for (int i = 0; i < TILES; ++i) {
+      all[i] = 0.0f;
+      if (GATE || uint(i) == tile)
+        for (uint other = 0u; other < uint(SIMDGROUPS); ++other) all[i] += parts[(other * uint(TILES) + uint(i)) * OF_TILE + in_tile];
+    }
+    float found = all[0];
+    UNROLL for (int i = 1; i < TILES; ++i) found = tile == uint(i) ? all[i] : found;
+    if (GATE) {
+      const float gate = all[0], turned = GATE == 1 ? gate : 1.5957691216f * (gate + 0.044715f * gate * gate * gate);
+      found = gate / (1.0f + exp2_fast(-1.4426950408889634f * turned)) * all[TILES - 1];
+    }
+    if (column < n_out) {
+      if (ADDED) found += float(added[ulong(row) * ulong(sizes[AT_added_stride]) + ulong(column)]);
+      out[ulong(row) * ulong(n_out) + ulong(column)] = T(found);
+    }
+  }
