@@ -56,6 +56,7 @@ float low_half(uint);
 float high_half(uint);
 uint times_half(uint, uint, int);
 uint sixteenths(uint, int);
+uint bits_under(uint, uint, uint);
 uint byte_under(uint, int, uint);
 float exp2_fast(float);
 float divide_fast(float, float);

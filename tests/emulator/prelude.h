@@ -32,6 +32,7 @@ inline uint sixteenths(uint word, int which) {
   const uint two = word >> (16 * which);
   return pack_halves(float(int8_t(two & 0xffu)) / 16, float(int8_t((two >> 8) & 0xffu)) / 16);
 }
+inline uint bits_under(uint word, uint mask, uint over) { return (word & mask) | over; }
 // Byte i of a word under the upper three of another.
 inline uint byte_under(uint word, int i, uint over) { return (over & 0xffffff00u) | ((word >> (8 * i)) & 0xffu); }
 inline float exp2_fast(float x) { return std::exp2(x); }

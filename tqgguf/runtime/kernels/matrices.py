@@ -110,11 +110,13 @@ def multiply(
     *,
     added: mx.array | None = None,
     gate: str | None = None,
+    dtype: mx.Dtype | None = None,
     walk: ProductWalk | None = None,
 ) -> mx.array:
-    """x @ matrix.T: f16 or bf16 [n, n_columns] to [n, n_rows] for up to MOST_PRODUCT_ROWS rows, sums in float32.
+    """x @ matrix.T: f16 or bf16 [n, n_columns] to [n, n_rows] of dtype (x's if none is given) for up to
+    MOST_PRODUCT_ROWS rows, sums in float32.
 
-    added: what is added to the result before it is rounded, [n, n_rows] or [n_rows]. gate: 'silu' or 'gelu'; the matrix's
+    added: what is added to the result before it is rounded, of any float type [n, n_rows] or [n_rows]. gate: 'silu' or 'gelu'; the matrix's
     tiles of 16 rows then come in pairs, and the result, [n, n_rows / 2], is that of the first's products times the
     second's. walk: instead of what `geometry` says.
     """
@@ -128,7 +130,7 @@ def multiply(
         {
             "x": x,
             "weight": matrix.planes,
-            "added": nothing(x.dtype) if added is None else added.astype(x.dtype),
+            "added": nothing(x.dtype) if added is None else added,
             "sizes": sizes_of(
                 MULTIPLY,
                 n_rows=n,
@@ -138,11 +140,12 @@ def multiply(
             ),
         },
         (
-            *(("T", x.dtype), ("TYPE", matrix.type), ("STEPS", walk.steps), ("TILES", walk.tiles)),
+            *(("T", x.dtype), ("OUT", dtype or x.dtype), ("TYPE", matrix.type), ("STEPS", walk.steps), ("TILES", walk.tiles)),
+            ("AHEAD", walk.ahead),
             *(("COLUMNS", columns), ("ADDED", added is not None), ("GATE", _GATES[gate])),
         ),
         Threads((-(-matrix.n_tiles // walk.tiles), 1, 1), walk.simdgroups, walk.resident),
-        [((n, n_out), x.dtype)],
+        [((n, n_out), dtype or x.dtype)],
     )
     return out
 

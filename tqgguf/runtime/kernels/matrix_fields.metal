@@ -77,12 +77,12 @@ template <int TYPE> struct CodePlaces {
 template <int TYPE> inline uint code_pair(thread const Codes& codes, int j, int i, uint over) {
   constexpr int twos_at = nibbles_of(TYPE) ? 4 : 0, ones_at = twos_at + (has_twos(TYPE) ? 2 : 0);
   uint pair = over;
-  if (nibbles_of(TYPE) > 0) pair |= word_of(codes.low, j) >> (4 * i) & 0x000f000fu;
-  if (has_twos(TYPE)) pair |= moved(j < 2 ? codes.twos.x : codes.twos.y, twos_at - 2 * (4 * (j & 1) + i)) & (0x00030003u << twos_at);
-  if (has_ones(TYPE)) pair |= moved(codes.ones, ones_at - (4 * j + i)) & (0x00010001u << ones_at);
+  if (nibbles_of(TYPE) > 0) pair = bits_under(word_of(codes.low, j) >> (4 * i), 0x000f000fu, pair);
+  if (has_twos(TYPE)) pair = bits_under(moved(j < 2 ? codes.twos.x : codes.twos.y, twos_at - 2 * (4 * (j & 1) + i)), 0x00030003u << twos_at, pair);
+  if (has_ones(TYPE)) pair = bits_under(moved(codes.ones, ones_at - (4 * j + i)), 0x00010001u << ones_at, pair);
   return pair;
 }
-inline uint high_pair(thread const Codes& codes, int j, int i, uint over) { return over | (word_of(codes.high, j) >> (4 * i) & 0x000f000fu); }
+inline uint high_pair(thread const Codes& codes, int j, int i, uint over) { return bits_under(word_of(codes.high, j) >> (4 * i), 0x000f000fu, over); }
 // Both codes of types with a table, side by side in a byte.
 inline uint pair_in_table(thread const Codes& codes, int j, int i) { return word_of(codes.low, j) >> (8 * i) & 0xffu; }
 
@@ -90,7 +90,7 @@ constexpr uint UP = 0x4b000000u;
 // Numbers of 6 bits under `up`: five in a word, the sixteenth in the upper two bits of three words.
 inline uint six_bits(uint a, uint b, uint c, int i, uint up) {
   if (i == 15) return up | a >> 30 | (b >> 28 & 12u) | (c >> 26 & 48u);
-  return up | ((i < 5 ? a : i < 10 ? b : c) >> (6 * (i % 5)) & 63u);
+  return bits_under((i < 5 ? a : i < 10 ? b : c) >> (6 * (i % 5)), 63u, up);
 }
 // A number less `less`, times a factor of f16, rounded once. number: as the last bits of the f32 2 ** 23, which is UP.
 inline float scaled(uint number, uint less, float factor) {
@@ -138,6 +138,23 @@ template <int TYPE> inline void load_scales(const device uint* planes, uint n_al
   if (TYPE == Q3_K || TYPE == Q6_K) scales.d[0] = second[block * 8u + g];
 }
 
+// What a place has of STEPS steps of TILES tiles.
+template <int TYPE, int TILES, int STEPS> struct Unit {
+  Codes codes[TILES][STEPS];
+  BlockScales scales[TILES][STEPS / steps_of_block(TYPE)];
+
+  void load(const device uint* planes, uint n_tiles, uint n_steps, uint tile, uint in_row, uint place) {
+    UNROLL for (int i = 0; i < TILES; ++i) {
+      const uint step = metal::min(tile + uint(i), n_tiles - 1u) * n_steps + in_row, block = step / uint(steps_of_block(TYPE));
+      CodePlaces<TYPE> places;
+      places.start(planes, n_tiles * n_steps, step, place);
+      UNROLL for (int s = 0; s < STEPS; ++s) places.load(s, codes[i][s]);
+      UNROLL for (int b = 0; b < STEPS / steps_of_block(TYPE); ++b)
+        load_scales<TYPE>(planes, n_tiles * n_steps, block + uint(b), place >> 2, scales[i][b]);
+    }
+  }
+};
+
 // Row h's (g or g + 8) scale and minimum in run j of a block's step: weights are scale * (code - zero) + minimum.
 // up: UP, best in a register.
 template <int TYPE> inline void scale_of(thread const BlockScales& scales, int step, int j, int h, uint up, thread float& scale, thread float& minimum) {
@@ -151,8 +168,8 @@ template <int TYPE> inline void scale_of(thread const BlockScales& scales, int s
     const uint word = word_of(scales.rows[h], group / 4);
     if (TYPE == Q6_K) scale = scaled(byte_under(word, group % 4, up), 128u, h ? high_half(scales.d[0]) : low_half(scales.d[0]));
     if (TYPE == Q2_K) {
-      scale = scaled(up | (word >> (8 * (group % 4)) & 15u), 0u, low_half(scales.d[h]));
-      minimum = scaled(up | (word >> (8 * (group % 4) + 4) & 15u), 0u, -high_half(scales.d[h]));
+      scale = scaled(bits_under(word >> (8 * (group % 4)), 15u, up), 0u, low_half(scales.d[h]));
+      minimum = scaled(bits_under(word >> (8 * (group % 4) + 4), 15u, up), 0u, -high_half(scales.d[h]));
     }
   } else if (TYPE == Q3_K) {
     const uint4 row = scales.rows[h];

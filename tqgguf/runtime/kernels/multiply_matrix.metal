@@ -1,13 +1,14 @@
-  // T [n_rows, N] times a matrix [M, N] of ggml's blocks: out T [n_rows, M], sums in float. TILES tiles of 16 rows of the matrix a
-  // threadgroup, COLUMNS tiles of 8 rows of x; its simdgroups take turns over STEPS steps of 64 columns at a time. TYPE: of
-  // matrix_fields.metal. ADDED: out has `added`, T [n_rows, M], added, or T [M] if its rows are 0. GATE: 1 for silu, 2 for gelu by tanh: tiles lie in
-  // pairs, gate and up, and out T [n_rows, M / 2] is the gate's activation times up.
+  // T [n_rows, N] times a matrix [M, N] of ggml's blocks: out OUT [n_rows, M], sums in float. TILES tiles of 16 rows of the matrix a
+  // threadgroup, COLUMNS tiles of 8 rows of x; its simdgroups take turns over STEPS steps of 64 columns at a time. AHEAD: whether the next ones are asked for before these are used. TYPE: of
+  // matrix_fields.metal. ADDED: `added`, a float type [n_rows, M] or, where its stride is 0, [M], is added
+  // before it is rounded. GATE: 1 for silu, 2 for gelu by tanh: tiles lie in
+  // pairs, gate and up, and out [n_rows, M / 2] is the gate's activation times up.
   using namespace tq;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup, index = thread_index_in_threadgroup;
   const uint g = row_of(lane), place = 4u * g + pair_of(lane);
   const uint n_rows = uint(sizes[AT_n_rows]), n_tiles = uint(sizes[AT_n_tiles]), n_steps = uint(sizes[AT_n_steps]);
-  const uint n_all = n_tiles * n_steps, first_tile = threadgroup_position_in_grid.x * uint(TILES);
-  constexpr int RUNS = runs_of_group(TYPE), GROUPS = 4 / RUNS, BLOCKS = STEPS / steps_of_block(TYPE);
+  const uint first_tile = threadgroup_position_in_grid.x * uint(TILES);
+  constexpr int RUNS = runs_of_group(TYPE), GROUPS = 4 / RUNS;
   constexpr int PER_BLOCK = steps_of_block(TYPE);
   SHARED(uint, table, has_values(TYPE) ? TABLE_PAIRS : 8);
   if (has_values(TYPE)) {
@@ -27,16 +28,12 @@
     zero[e] = same_pair<T>(-base - float(nibbles_of(TYPE) > 1 ? 0 : zero_of(TYPE)));
     ones[e] = ones_pair<T>();
   }
-  for (uint unit = simdgroup * uint(STEPS); unit < n_steps; unit += uint(SIMDGROUPS * STEPS)) {
-    Codes codes[TILES][STEPS];
-    BlockScales scales[TILES][BLOCKS];
-    UNROLL for (int i = 0; i < TILES; ++i) {
-      const uint step = metal::min(first_tile + uint(i), n_tiles - 1u) * n_steps + unit;
-      CodePlaces<TYPE> places;
-      places.start(weight, n_all, step, place);
-      UNROLL for (int s = 0; s < STEPS; ++s) places.load(s, codes[i][s]);
-      UNROLL for (int b = 0; b < BLOCKS; ++b) load_scales<TYPE>(weight, n_all, step / uint(PER_BLOCK) + uint(b), g, scales[i][b]);
-    }
+  Unit<TYPE, TILES, STEPS> now;
+  const uint first_unit = simdgroup * uint(STEPS), stride = uint(SIMDGROUPS * STEPS);
+  if (first_unit < n_steps) now.load(weight, n_tiles, n_steps, first_tile, first_unit, place);
+  for (uint unit = first_unit; unit < n_steps; unit += stride) {
+    Unit<TYPE, TILES, STEPS> next = now;
+    if (AHEAD && unit + stride < n_steps) next.load(weight, n_tiles, n_steps, first_tile, unit + stride, place);
     UNROLL for (int c = 0; c < COLUMNS; ++c) columns[c].go_to(unit * 64u);
     UNROLL for (int s = 0; s < STEPS; ++s) {
       UNROLL for (int group = 0; group < GROUPS; ++group) {
@@ -54,13 +51,13 @@
           UNROLL for (int r = 0; r < RUNS; ++r) {
             UNROLL for (int e = 0; e < 4; ++e) {
               const int run = group * RUNS + r;
-              a[r][e] = has_values(TYPE) ? uint(table[pair_in_table(codes[i][s], run, e)]) : code_pair<TYPE>(codes[i][s], run, e, over);
-              if (nibbles_of(TYPE) > 1) high[r][e] = high_pair(codes[i][s], run, e, over);
+              a[r][e] = has_values(TYPE) ? uint(table[pair_in_table(now.codes[i][s], run, e)]) : code_pair<TYPE>(now.codes[i][s], run, e, over);
+              if (nibbles_of(TYPE) > 1) high[r][e] = high_pair(now.codes[i][s], run, e, over);
             }
           }
           float scale[2], minimum[2];
           UNROLL for (int h = 0; h < 2; ++h) {
-            scale_of<TYPE>(scales[i][s / PER_BLOCK], s % PER_BLOCK, group * RUNS, h, up, scale[h], minimum[h]);
+            scale_of<TYPE>(now.scales[i][s / PER_BLOCK], s % PER_BLOCK, group * RUNS, h, up, scale[h], minimum[h]);
             if (has_minimum(TYPE)) minimum[h] = multiply_add(-base, scale[h], minimum[h]);
           }
           UNROLL for (int c = 0; c < COLUMNS; ++c) {
@@ -84,6 +81,8 @@
         }
       }
     }
+    if (!AHEAD && unit + stride < n_steps) next.load(weight, n_tiles, n_steps, first_tile, unit + stride, place);
+    now = next;
   }
   constexpr uint OF_TILE = uint(128 * COLUMNS);
   SHARED(float, parts, SIMDGROUPS * TILES * COLUMNS * 128);
@@ -113,6 +112,6 @@
     }
     if (column < n_out) {
       if (ADDED) found += float(added[ulong(row) * ulong(sizes[AT_added_stride]) + ulong(column)]);
-      out[ulong(row) * ulong(n_out) + ulong(column)] = T(found);
+      out[ulong(row) * ulong(n_out) + ulong(column)] = OUT(found);
     }
   }

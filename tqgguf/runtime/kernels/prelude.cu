@@ -89,6 +89,12 @@ __forceinline__ uint sixteenths(uint word, int which) {
   const __half2 halves = __hsub2(as_halves(moved), as_halves(0x54805480u));
   return *(const uint*)&halves;
 }
+// Bits of a word under those of another: one instruction, for which both numbers must be in registers.
+__forceinline__ uint bits_under(uint word, uint mask, uint over) {
+  uint found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(found) : "r"(word), "r"(mask), "r"(over));
+  return found;
+}
 // Byte i of a word under the upper three of another.
 __forceinline__ uint byte_under(uint word, int i, uint over) { return __byte_perm(word, over, 0x7650u + uint(i)); }
 __forceinline__ float exp2_fast(float x) {

@@ -21,6 +21,7 @@ inline uint sixteenths(uint word, int which) {  // two signed bytes of a word, t
   const char4 bytes = as_type<char4>(word);
   return as_type<uint>(half2(which ? bytes.zw : bytes.xy) * 0.0625h);
 }
+inline uint bits_under(uint word, uint mask, uint over) { return (word & mask) | over; }
 // Byte i of a word under the upper three of another.
 inline uint byte_under(uint word, int i, uint over) { return (over & 0xffffff00u) | ((word >> (8 * i)) & 0xffu); }
 inline float exp2_fast(float x) { return metal::fast::exp2(x); }

@@ -1,0 +1,103 @@
+"""A transformer layer whose matrices are blocks on a GPU: q, k and v as one product, gate and up and their activation as
+one, residuals added where a product is rounded.
+
+What MLX starts for a token costs more than the arithmetic of most of it. Knows the layers of the architectures' classes
+by the names that they share, as `row_layers` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.layers.block_matrices import BlockRows
+
+Reader = Callable[..., BlockRows | None]
+"""Of module paths to one matrix, theirs behind each other with their biases; None where they cannot be one. gate: their
+tiles in turns, for that activation, see `BlockRows`."""
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+OTHERS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+class BlockLayer(nn.Module):
+    """In the place of mlx-lm's layer `block`, for whose other attributes it stands too; see `put_block_layers`.
+
+    heads: matrices whose products behind each other are q, k and v.
+    """
+
+    def __init__(
+        self, block: nn.Module, heads: Sequence[BlockRows], output: BlockRows, gate_up: BlockRows, down: BlockRows
+    ) -> None:
+        super().__init__()
+        attention = block.self_attn
+        self["block"] = block  # an entry already when `__getattr__` is first asked
+        self.heads, self.output, self.gate_up, self.down = list(heads), output, gate_up, down
+        self._n_heads, self._n_kv_heads, self._scale = attention.n_heads, attention.n_kv_heads, attention.scale
+        self._has_four_norms = "pre_feedforward_layernorm" in block
+        self._norms_heads = "q_norm" in attention
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name] if name in self else getattr(self["block"], name)
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        block = self["block"]
+        attended = self._attend(block.input_layernorm(x), mask, cache)
+        if self._has_four_norms:
+            x = x + block.post_attention_layernorm(self.output(attended))
+            inner = self.gate_up(block.pre_feedforward_layernorm(x))
+            return x + block.post_feedforward_layernorm(self.down(inner))
+        x = self.output(attended, x)
+        return self.down(self.gate_up(block.post_attention_layernorm(x)), x)
+
+    def _attend(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
+        n_sequences, n_rows, _ = x.shape
+        attention, (n, n_kv) = self["block"].self_attn, (self._n_heads, self._n_kv_heads)
+        products = [rows(x) for rows in self.heads]
+        head_dim = sum(product.shape[-1] for product in products) // (n + 2 * n_kv)
+        heads = [p.reshape(n_sequences, n_rows, -1, head_dim).transpose(0, 2, 1, 3) for p in products]
+        turned, v = (heads[0], heads[1]) if len(heads) == 2 else (heads[0][:, : n + n_kv], heads[0][:, n + n_kv :])
+        at = {} if cache is None else {"offset": cache.offset}
+        if self._norms_heads:
+            q = attention.rope(attention.q_norm(turned[:, :n]).astype(x.dtype), **at)
+            k = attention.rope(attention.k_norm(turned[:, n:]).astype(x.dtype), **at)
+        else:
+            turned = attention.rope(turned, **at)
+            q, k = turned[:, :n], turned[:, n:]
+        if cache is not None:
+            k, v = cache.update_and_fetch(k, v)
+        out = hook.scaled_dot_product_attention(q, k, v, cache=cache, scale=self._scale, mask=mask)
+        return out.transpose(0, 2, 1, 3).reshape(n_sequences, n_rows, -1)
+
+
+def put_block_layers(model: Any, read: Reader, is_served: Callable[[str], bool], activation: str) -> set[str]:
+    """Put `BlockLayer`s into the places of a model's layers, where all matrices are served; returns the paths of the
+    matrices that are theirs. activation: of the MLP's gate, see `Architecture`."""
+    taken: set[str] = set()
+    layers = model.model.layers
+    for i, block in enumerate(layers):
+        paths = {name: f"model.layers.{i}.{name}" for name in (*QKV, *OTHERS)}
+        modules: Mapping[str, nn.Module] = dict(block.named_modules())
+        if not all(is_served(path) for path in paths.values()) or any("bias" in modules[name] for name in OTHERS):
+            continue
+        q, k, v, o, gate, up, down = paths.values()
+        together = read(q, k, v)
+        heads = [together] if together is not None else [read(q, k), read(v)]
+        gate_up = None if heads[0] is None else read(gate, up, gate=activation)
+        if gate_up is None:
+            continue
+        layers[i] = BlockLayer(_without_matrices(block), heads, read(o), gate_up, read(down))
+        taken.update(paths.values())
+    return taken
+
+
+def _without_matrices(block: Any) -> Any:
+    """The layer without the modules that a `BlockLayer` does not ask."""
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        block.self_attn.pop(name)
+    block.pop("mlp")
+    return block
