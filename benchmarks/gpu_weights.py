@@ -23,45 +23,25 @@ from typing import Any
 import tqgguf.runtime  # noqa: F401  (before mlx)
 
 # isort: split
-import gguf
 import mlx.core as mx
 import numpy as np
 from gpu_timing import Work, copy_bandwidth, kernels_of, n_sets, print_head, print_row, timed
 from mlx.utils import tree_flatten
 
 from tqgguf.formats.blocks.cache_spec import CacheSpec
-from tqgguf.formats.gguf.finite import SCALES
-from tqgguf.formats.gguf.types import GGML_TYPES
 from tqgguf.runtime.backends import describe, gpu_launcher
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.kernels.geometry import ProductWalk
 from tqgguf.runtime.kernels.matrices import MATRIX_TYPES, MULTIPLY, BlockMatrix, arrange, multiply
 from tqgguf.runtime.models.load import open_model
+from tqgguf.runtime.selftest_matrices import NUMBERS, random_blocks, values_of
 
-NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 PROMPT, STEPS, ROUNDS = 512, 64, 3
 
 
-def random_blocks(type_name: str, n_rows: int, n_columns: int) -> np.ndarray:
-    """Any codes, with scales of a sane size."""
-    kind, rng = GGML_TYPES[NUMBERS[type_name]], np.random.default_rng(NUMBERS[type_name])
-    blocks = rng.integers(0, 256, (n_rows * n_columns // kind.block_size, kind.block_bytes), dtype=np.uint8)
-    bits, places = SCALES[type_name]
-    for at in places:
-        if bits.dtype.itemsize == 1:
-            blocks[:, at] = rng.integers(118, 122, len(blocks))
-        else:
-            scales = rng.normal(0, 1e-3, (len(blocks), 1)).astype("<f2")
-            blocks[:, at : at + 2] = scales.view(np.uint8)
-    return blocks.reshape(n_rows, -1)
-
-
 def walks(matrix: BlockMatrix) -> list[ProductWalk]:
-    found = [(1, 4, 4, 0, False), (1, 4, 4, 8, False), (1, 4, 4, 0, True), (1, 4, 4, 6, True), (1, 8, 4, 4, False)]
-    found += [(1, 8, 4, 3, True), (2, 4, 4, 0, False), (2, 4, 4, 4, True), (1, 2, 4, 0, True)]
-    if matrix.steps_of_block == 1:
-        found += [(1, 4, 2, 0, False), (1, 4, 2, 8, True)]
-    return [ProductWalk(*walk) for walk in found if walk[1] * walk[2] <= matrix.n_steps]
+    found = itertools.product((1, 2), (2, 4, 8, 16), (matrix.steps_at_once,), (0, 24, 32))
+    return [ProductWalk(*walk[:3], walk[3] // walk[1]) for walk in found if walk[1] * walk[2] <= matrix.n_steps]
 
 
 def types(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -69,7 +49,7 @@ def types(args: argparse.Namespace) -> list[dict[str, Any]]:
     print_head("type", "rows", "walk", "kernel us", "GB/s", "share of the copy's", "wall us", "error")
     for name, n in itertools.product(args.types, args.rows):
         blocks = random_blocks(name, n_rows, n_columns)
-        values = gguf.dequantize(blocks[:64], gguf.GGMLQuantizationType[name])
+        values = values_of(name, blocks[:64])
         matrices = [arrange(launcher, NUMBERS[name], n_columns, mx.array(blocks)) for _ in range(n_sets(blocks.nbytes))]
         x = mx.random.normal((n, n_columns)).astype(mx.bfloat16)
         mx.eval(x, [m.planes for m in matrices])
@@ -82,7 +62,7 @@ def types(args: argparse.Namespace) -> list[dict[str, Any]]:
             us = sum(t for kernel, t in timing.kernels_us.items() if MULTIPLY.name in kernel) or timing.wall_us
             rate = blocks.nbytes / us * 1e6
             cells = (f"{us:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy_bandwidth():.2f}", f"{timing.wall_us:.1f}", f"{error:.1e}")
-            shown = "-" if walk is None else f"{walk.tiles}/{walk.simdgroups}/{walk.steps}/{walk.resident}/{int(walk.ahead)}"
+            shown = "-" if walk is None else f"{walk.tiles}/{walk.simdgroups}/{walk.steps}/{walk.resident}"
             print_row(name, n, shown, *cells)
             found.append({"type": name, "rows": n, "walk": shown, "us": us, "bytes": blocks.nbytes, "error": error})
     return found

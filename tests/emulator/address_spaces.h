@@ -81,4 +81,5 @@ uint4 read_once(const device uint4*);
 uint2 read_once(const device uint2*);
 uint read_once(const device uint*);
 constexpr bool PAIRS_DOWN = false;
+template <class T> void ask_for(const device T*);
 }  // namespace tq

@@ -54,6 +54,8 @@ inline uint4 read_once(const uint4* p) { return *p; }
 inline uint2 read_once(const uint2* p) { return *p; }
 inline uint read_once(const uint* p) { return *p; }
 
+template <class T> inline void ask_for(const T* p) { volatile char touched = *(const volatile char*)p; (void)touched; }
+
 #ifdef CUDA_ELEMENTS
 constexpr bool PAIRS_DOWN = true;
 inline uint row_of(uint lane) { return lane >> 2; }

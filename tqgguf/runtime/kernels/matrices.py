@@ -37,7 +37,7 @@ MULTIPLY = Kernel(
     (_FIELDS, "matrix_values.metal", "columns.metal"),
     ("x", "weight", "added", "sizes"),
     ("out",),
-    ("n_rows", "n_tiles", "n_steps", "n_out", "added_stride"),
+    ("n_rows", "n_out", "added_stride"),
 )
 DECODE_MATRIX = Kernel(
     "decode_matrix",
@@ -49,6 +49,7 @@ DECODE_MATRIX = Kernel(
 _GATES = {None: 0, "silu": 1, "gelu": 2}
 _COLUMN_ROWS = 8  # rows of x that a tile of columns takes
 _ARRANGE_SIMDGROUPS = 4
+_MOST_WORDS_OF_STEP = 224  # of types whose blocks are taken four steps at a time; Q8_0 has 272
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class BlockMatrix:
     def steps_of_block(self) -> int:
         """Steps that have their scales in common."""
         return max(1, GGML_TYPES[self.type].block_size // STEP_COLUMNS)
+
+    @property
+    def steps_at_once(self) -> int:
+        """Steps whose blocks a simdgroup takes at a time: so many that there are enough bytes under way, and no more than
+        the registers hold."""
+        most = 4 if _step_words(self.type) <= _MOST_WORDS_OF_STEP else 2
+        return max(self.steps_of_block, next(n for n in (most, 2, 1) if self.n_steps % n == 0))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -122,7 +130,7 @@ def multiply(
     """
     n, of_gate = x.shape[0], 2 if gate else 1
     walk = walk or product_walk(
-        FAMILIES[launcher.family], matrix.n_tiles, matrix.n_steps, matrix.steps_of_block, bool(gate)
+        FAMILIES[launcher.family], (matrix.n_tiles, matrix.n_steps), matrix.steps_at_once, bool(gate)
     )
     n_out, columns = matrix.n_rows // of_gate, -(-n // _COLUMN_ROWS)
     (out,) = launcher.launch(
@@ -136,12 +144,11 @@ def multiply(
                 n_rows=n,
                 n_out=n_out,
                 added_stride=n_out if added is not None and added.ndim > 1 else 0,
-                **matrix.sizes,
             ),
         },
         (
             *(("T", x.dtype), ("OUT", dtype or x.dtype), ("TYPE", matrix.type), ("STEPS", walk.steps), ("TILES", walk.tiles)),
-            ("AHEAD", walk.ahead),
+            *(("MATRIX_TILES", matrix.n_tiles), ("MATRIX_STEPS", matrix.n_steps)),
             *(("COLUMNS", columns), ("ADDED", added is not None), ("GATE", _GATES[gate])),
         ),
         Threads((-(-matrix.n_tiles // walk.tiles), 1, 1), walk.simdgroups, walk.resident),

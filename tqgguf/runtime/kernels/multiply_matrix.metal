@@ -1,13 +1,14 @@
   // T [n_rows, N] times a matrix [M, N] of ggml's blocks: out OUT [n_rows, M], sums in float. TILES tiles of 16 rows of the matrix a
-  // threadgroup, COLUMNS tiles of 8 rows of x; its simdgroups take turns over STEPS steps of 64 columns at a time. AHEAD: whether the next ones are asked for before these are used. TYPE: of
+  // threadgroup, COLUMNS tiles of 8 rows of x; its simdgroups take turns over STEPS steps of 64 columns at a time. MATRIX_TILES, MATRIX_STEPS: the whole matrix's. TYPE: of
   // matrix_fields.metal. ADDED: `added`, a float type [n_rows, M] or, where its stride is 0, [M], is added
   // before it is rounded. GATE: 1 for silu, 2 for gelu by tanh: tiles lie in
   // pairs, gate and up, and out [n_rows, M / 2] is the gate's activation times up.
   using namespace tq;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup, index = thread_index_in_threadgroup;
   const uint g = row_of(lane), place = 4u * g + pair_of(lane);
-  const uint n_rows = uint(sizes[AT_n_rows]), n_tiles = uint(sizes[AT_n_tiles]), n_steps = uint(sizes[AT_n_steps]);
-  const uint first_tile = threadgroup_position_in_grid.x * uint(TILES);
+  // The matrix's sizes are constants: what it holds is asked for before anything else has come from memory.
+  constexpr uint n_tiles = uint(MATRIX_TILES), n_steps = uint(MATRIX_STEPS);
+  const uint n_rows = uint(sizes[AT_n_rows]), first_tile = threadgroup_position_in_grid.x * uint(TILES);
   constexpr int RUNS = runs_of_group(TYPE), GROUPS = 4 / RUNS;
   constexpr int PER_BLOCK = steps_of_block(TYPE);
   SHARED(uint, table, has_values(TYPE) ? TABLE_PAIRS : 8);
@@ -28,12 +29,10 @@
     zero[e] = same_pair<T>(-base - float(nibbles_of(TYPE) > 1 ? 0 : zero_of(TYPE)));
     ones[e] = ones_pair<T>();
   }
-  Unit<TYPE, TILES, STEPS> now;
-  const uint first_unit = simdgroup * uint(STEPS), stride = uint(SIMDGROUPS * STEPS);
-  if (first_unit < n_steps) now.load(weight, n_tiles, n_steps, first_tile, first_unit, place);
-  for (uint unit = first_unit; unit < n_steps; unit += stride) {
-    Unit<TYPE, TILES, STEPS> next = now;
-    if (AHEAD && unit + stride < n_steps) next.load(weight, n_tiles, n_steps, first_tile, unit + stride, place);
+  for (uint unit = simdgroup * uint(STEPS); unit < n_steps; unit += uint(SIMDGROUPS * STEPS)) {
+    Unit<TYPE, TILES, STEPS> now;
+    now.load(weight, n_tiles, n_steps, first_tile, unit, place);
+    if (lane / 4u < n_rows) ask_for(x + ulong(lane / 4u) * ulong(n_steps * 64u) + ulong(unit * 64u + lane % 4u * uint(STEPS * 16)));
     UNROLL for (int c = 0; c < COLUMNS; ++c) columns[c].go_to(unit * 64u);
     UNROLL for (int s = 0; s < STEPS; ++s) {
       UNROLL for (int group = 0; group < GROUPS; ++group) {
@@ -81,8 +80,6 @@
         }
       }
     }
-    if (!AHEAD && unit + stride < n_steps) next.load(weight, n_tiles, n_steps, first_tile, unit + stride, place);
-    now = next;
   }
   constexpr uint OF_TILE = uint(128 * COLUMNS);
   SHARED(float, parts, SIMDGROUPS * TILES * COLUMNS * 128);

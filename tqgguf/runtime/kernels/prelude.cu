@@ -140,6 +140,8 @@ __forceinline__ uint read_once(const uint* p) {
   return v;
 }
 
+__forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }  // what will be read soon
+
 // Elements as the tensor cores' m16n8k16 has them. A second factor's lane holds two neighbours down a column.
 __forceinline__ uint row_of(uint lane) { return lane >> 2; }
 __forceinline__ uint pair_of(uint lane) { return lane & 3u; }

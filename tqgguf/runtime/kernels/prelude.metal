@@ -46,6 +46,8 @@ inline uint4 read_once(const device uint4* p) { return *p; }
 inline uint2 read_once(const device uint2* p) { return *p; }
 inline uint read_once(const device uint* p) { return *p; }
 
+template <class T> inline void ask_for(const device T*) {}  // what will be read soon
+
 // The elements of an 8 x 8 matrix that a lane holds: (row, 2 * pair) and (row, 2 * pair + 1), as MLX's own matrix
 // kernels rely on (steel/gemm/mma.h, get_coord).
 inline uint row_of(uint lane) { return ((lane >> 2) & 4u) + ((lane >> 1) & 3u); }
