@@ -3,10 +3,10 @@
     python benchmarks/gpu_weights.py types [--types Q4_K ...] [--rows 1 8] [--walks] [--out results.json]
     python benchmarks/gpu_weights.py model FILE [--depths 0 8192 32768] [--caches f16/f16 turbo4/turbo3]
 
-types   one product for each type and number of rows: times of its kernel, and the bytes of the matrix over that time as a
-        share of the copy's bandwidth. --walks: every way to spread it, instead of the one that geometry.py has
-model   seconds until the file is loaded and until a first token is there; prompts of 512 and decode steps behind a number
-        of tokens, a cache of each type; kernels of a step, and the bytes of all matrices over its time
+types   one product for each type and number of rows: times of its kernel, and the bytes of the matrix over that time
+        as a share of the copy's bandwidth. --walks: ways to spread it, instead of the one that geometry.py has
+model   seconds until the file is loaded and until a first token is there; prompts of 512 and decode steps behind a
+        number of tokens, a cache of each type; kernels of a step, and the bytes of all weights over its time
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tqgguf.runtime.backends import describe, gpu_launcher
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.kernels.geometry import ProductWalk
 from tqgguf.runtime.kernels.matrices import MATRIX_TYPES, MULTIPLY, BlockMatrix, arrange, multiply
+from tqgguf.runtime.layers import block_layers
 from tqgguf.runtime.models.load import open_model
 from tqgguf.runtime.selftest_matrices import NUMBERS, random_blocks, values_of
 
@@ -40,8 +41,9 @@ PROMPT, STEPS, ROUNDS = 512, 64, 3
 
 
 def walks(matrix: BlockMatrix) -> list[ProductWalk]:
-    found = itertools.product((1, 2), (2, 4, 8, 16), (matrix.steps_at_once,), (0, 24, 32))
-    return [ProductWalk(*walk[:3], walk[3] // walk[1]) for walk in found if walk[1] * walk[2] <= matrix.n_steps]
+    ways = itertools.product((1, 2), (2, 4, 8, 16), (0, 32))
+    found = [ProductWalk(tiles, n, matrix.steps_at_once, resident // n) for tiles, n, resident in ways]
+    return [walk for walk in found if walk.simdgroups * walk.steps <= matrix.n_steps]
 
 
 def types(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -61,7 +63,13 @@ def types(args: argparse.Namespace) -> list[dict[str, Any]]:
             timing = timed({"product": work})["product"]
             us = sum(t for kernel, t in timing.kernels_us.items() if MULTIPLY.name in kernel) or timing.wall_us
             rate = blocks.nbytes / us * 1e6
-            cells = (f"{us:.1f}", f"{rate / 1e9:.0f}", f"{rate / copy_bandwidth():.2f}", f"{timing.wall_us:.1f}", f"{error:.1e}")
+            cells = (
+                f"{us:.1f}",
+                f"{rate / 1e9:.0f}",
+                f"{rate / copy_bandwidth():.2f}",
+                f"{timing.wall_us:.1f}",
+                f"{error:.1e}",
+            )
             shown = "-" if walk is None else f"{walk.tiles}/{walk.simdgroups}/{walk.steps}/{walk.resident}"
             print_row(name, n, shown, *cells)
             found.append({"type": name, "rows": n, "walk": shown, "us": us, "bytes": blocks.nbytes, "error": error})
@@ -75,14 +83,30 @@ def _chained(launcher: Any, x: mx.array, matrices: list[BlockMatrix], walk: Prod
 
 
 def model(args: argparse.Namespace) -> list[dict[str, Any]]:
+    if args.no_norms:
+        block_layers.MOST_NORMED = 0
     start = time.perf_counter()
     opened = open_model(args.file)
     loaded = opened.load()
     weights = sum(value.nbytes for _, value in tree_flatten(loaded.model.parameters()))
-    print(f"loaded in {time.perf_counter() - start:.2f} s: {weights / 1e9:.2f} GB, peak {mx.get_peak_memory() / 1e9:.2f}", flush=True)
+    print(
+        f"loaded in {time.perf_counter() - start:.2f} s: {weights / 1e9:.2f} GB, peak {mx.get_peak_memory() / 1e9:.2f}",
+        flush=True,
+    )
     rng, found = np.random.default_rng(1), []
     first = True
-    columns = ("depth", "K/V", "prompt tokens/s", "decode ms", "best", "slowest", "tokens/s", "share of the copy's", "compiled", "kernels")
+    columns = (
+        "depth",
+        "K/V",
+        "prompt tokens/s",
+        "decode ms",
+        "best",
+        "slowest",
+        "tokens/s",
+        "share of the copy's",
+        "compiled",
+        "kernels",
+    )
     print_head(*columns)
     for depth, types_of_cache in itertools.product(args.depths, args.caches):
         session = Session(loaded, CacheSpec(*types_of_cache.split("/")), n_ctx=depth + 4096)
@@ -105,7 +129,9 @@ def model(args: argparse.Namespace) -> list[dict[str, Any]]:
         if args.kernels:
             session._go_back(depth)
             of_prompt = kernels_of([partial(session.prefill, ids[: depth + PROMPT])])[0]
-            print(f"prompt: {sum(n for _, n in of_prompt.values())} kernels in {sum(t for t, _ in of_prompt.values()):.0f} us")
+            print(
+                f"prompt: {sum(n for _, n in of_prompt.values())} kernels in {sum(t for t, _ in of_prompt.values()):.0f} us"
+            )
             for kernel, (t, n_calls) in sorted(of_prompt.items(), key=lambda item: -item[1][0])[:8]:
                 print(f"    {t:8.1f} us {n_calls:5d} {kernel[:90]}", flush=True)
         for _ in range(4):
@@ -125,11 +151,21 @@ def model(args: argparse.Namespace) -> list[dict[str, Any]]:
         share = weights / (ms / 1e3) / copy_bandwidth()
         n_kernels, us = sum(n for _, n in kernels.values()), sum(t for t, _ in kernels.values())
         report = session.report()
-        print_row(depth, types_of_cache, " ".join(f"{speed:.0f}" for speed in speeds), *cells, f"{share:.2f}", f"{report.compiled_steps} {report.not_compiled or ''}", f"{n_kernels} in {us:.0f} us")
+        print_row(
+            depth,
+            types_of_cache,
+            " ".join(f"{speed:.0f}" for speed in speeds),
+            *cells,
+            f"{share:.2f}",
+            f"{report.compiled_steps} {report.not_compiled or ''}",
+            f"{n_kernels} in {us:.0f} us",
+        )
         if args.kernels:
             for kernel, (t, n_calls) in sorted(kernels.items(), key=lambda item: -item[1][0])[:14]:
                 print(f"    {t:8.1f} us {n_calls:5d} {kernel[:90]}", flush=True)
-        found.append({"depth": depth, "caches": types_of_cache, "prompt": speeds, "rounds_ms": rounds, "kernels": kernels})
+        found.append(
+            {"depth": depth, "caches": types_of_cache, "prompt": speeds, "rounds_ms": rounds, "kernels": kernels}
+        )
         del session
         mx.clear_cache()
     return found
@@ -147,6 +183,7 @@ def main() -> None:
     of_model.add_argument("file")
     of_model.add_argument("--depths", nargs="*", type=int, default=[0, 8192, 32768])
     of_model.add_argument("--caches", nargs="*", default=["f16/f16", "turbo4/turbo3"])
+    of_model.add_argument("--no-norms", action="store_true", help="norms by kernels of their own")
     of_model.add_argument("--kernels", action="store_true", help="list the kernels of a step")
     for task in (of_types, of_model):
         task.add_argument("--out", type=Path, help="write the figures as JSON")

@@ -1,4 +1,5 @@
-"""Products with a GGUF's matrices on a GPU, by the kernels' exact Metal text on the emulator: float64 of gguf-py's values."""
+"""Products with a GGUF's matrices on a GPU, by the kernels' exact Metal text on the emulator, beside float64 products of
+gguf-py's values."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tqgguf.runtime.selftest import Case, Outcome
 from tqgguf.runtime.selftest_matrices import NUMBERS, PRODUCTS, matrix_cases, random_blocks, values_of
 
 # Between them: nibbles, two planes of them, codes of two bits and of one, minima, both group sizes, a table.
-SOME = ("Q4_K", "Q8_0", "Q6_K", "Q5_1", "IQ4_XS")
+SOME = ("Q8_0", "Q6_K", "Q5_1", "IQ4_XS")
 
 
 def launcher(family: str = "metal", seed: int = 1) -> CheckedLauncher:
@@ -50,7 +51,7 @@ def test_products_of_several_rows_with_gates_and_with_rows_that_are_added() -> N
     assert failures(matrix_cases(launcher(), ("Q4_K",), PRODUCTS)) == []
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K"])
 def test_the_product_is_the_same_with_cudas_layout_of_matrix_elements(name: str) -> None:
     assert failures(matrix_cases(launcher("cuda"), (name,), ())) == []
 
@@ -59,7 +60,9 @@ def test_no_product_depends_on_the_schedule() -> None:
     assert failures(matrix_cases(launcher(seed=5), ("Q8_0",), ())) == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == "metal" else pytest.mark.slow) for name in FAMILIES]
+)
 def test_clang_takes_every_type(family: str) -> None:
     looking = FrontEndLauncher(family)
     for name in MATRIX_TYPES:

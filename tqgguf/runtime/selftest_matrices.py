@@ -27,18 +27,21 @@ from tqgguf.runtime.selftest import Case, relative_distance
 
 NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 _ROWS, _COLUMNS = 40, 512  # the last tile of rows is not full
+_NORM_LIMIT = 1e-3  # a value of the norm may be rounded to its other neighbour in bf16
 _SUM_LIMIT = 1e-4  # of float32 results: codes lie up to 1,152 above zero while they are summed
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product to be compared. gate: of two matrices in turns. added: whether rows are added to it."""
+    """A product to be compared. gate: of two matrices in turns. added: whether rows are added to it. normed: whether x
+    has its norm taken."""
 
     detail: str
     n_rows: int
     dtype: mx.Dtype = mx.bfloat16
     gate: str | None = None
     added: bool = False
+    normed: bool = False
 
 
 ONE_ROW = Product("one row", 1)
@@ -47,6 +50,7 @@ PRODUCTS = (
     Product("eleven rows, with others added", 11, added=True),
     Product("two matrices, silu", 1, gate="silu"),
     Product("two matrices, gelu", 2, mx.float16, gate="gelu"),
+    Product("one row, normed", 1, normed=True),
 )
 """With the first type alone, beside `ONE_ROW` with all: what they differ in does not hang on the type."""
 
@@ -60,7 +64,8 @@ def matrix_cases(
         yield Case("product", name, _COLUMNS, ONE_ROW.detail, _SUM_LIMIT, _product(launcher, name, ONE_ROW))
     yield Case("look up rows", types[0], _COLUMNS, "three of them", 0.0, _lookup(launcher, types[0]))
     for product in products:
-        yield Case("product", types[0], _COLUMNS, product.detail, _SUM_LIMIT, _product(launcher, types[0], product))
+        limit = _NORM_LIMIT if product.normed else _SUM_LIMIT
+        yield Case("product", types[0], _COLUMNS, product.detail, limit, _product(launcher, types[0], product))
 
 
 @lru_cache(maxsize=8)
@@ -122,6 +127,10 @@ def _product(launcher: Launcher, name: str, product: Product) -> Callable[[], fl
         x = mx.array(rng.standard_normal((product.n_rows, _COLUMNS)).astype(np.float32)).astype(product.dtype)
         added = rng.standard_normal((product.n_rows, n_rows)).astype(np.float32) if product.added else None
         rows = _as_float32(x).astype(np.float64)
+        norm = rng.uniform(0.5, 2, _COLUMNS + 1).astype(np.float32) if product.normed else None
+        if norm is not None:
+            rows = rows / np.sqrt(np.mean(rows**2) + norm[-1]) * norm[:-1]
+            rows = _as_float32(mx.array(rows.astype(np.float32)).astype(product.dtype)).astype(np.float64)
         parts = [rows @ values_of(name, each).astype(np.float64).T for each in blocks]
         expected = parts[0] if product.gate is None else _ACTIVATIONS[product.gate](parts[0]) * parts[1]
         found = multiply(
@@ -130,6 +139,7 @@ def _product(launcher: Launcher, name: str, product: Product) -> Callable[[], fl
             _arranged(launcher, name, *blocks),
             added=None if added is None else mx.array(added),
             gate=product.gate,
+            norm=None if norm is None else mx.array(norm),
             dtype=mx.float32,
         )
         return relative_distance(np.array(found), expected if added is None else expected + added)

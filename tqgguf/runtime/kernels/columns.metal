@@ -39,4 +39,33 @@ template <class T> struct Columns {
   }
 };
 
+// The RMS norm of a row T [2 * n_words], times weights f32 [2 * n_words + 1] (the last: epsilon), as T to `normed`. By all threads.
+template <class T>
+inline void norm_row(const device T* x, const device float* weights, uint n_words, uint thread_index, uint n_threads, SHARED_POINTER(float) squares, SHARED_POINTER(uint) normed) {
+  float sum = 0.0f;
+  for (uint i = thread_index; i < n_words; i += n_threads) {
+    const uint pair = ((const device uint*)x)[i];
+    const float a = first_value<T>(pair), b = second_value<T>(pair);
+    sum += a * a + b * b;
+  }
+  sum = simd_sum(sum);
+  if (thread_index % 32u == 0u) squares[thread_index / 32u] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float all = 0.0f;
+  for (uint i = 0u; i < n_threads / 32u; ++i) all += squares[i];
+  const float factor = 1.0f / metal::sqrt(all / float(2u * n_words) + weights[2u * n_words]);
+  for (uint i = thread_index; i < n_words; i += n_threads) {
+    const uint pair = ((const device uint*)x)[i];
+    normed[i] = value_pair<T>(first_value<T>(pair) * factor * weights[2u * i], second_value<T>(pair) * factor * weights[2u * i + 1u]);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// A factor's elements, all of whose columns are that row, from word `run` on.
+inline void read_normed(SHARED_POINTER(uint) normed, uint run, uint lane, thread uint* b) {
+  const uint k = row_of(lane), first = run + 2u * (PAIRS_DOWN ? pair_of(lane) : k >> 1);
+  const uint words[2] = {normed[first], normed[first + 1u]};
+  UNROLL for (int i = 0; i < 2; ++i) b[i] = PAIRS_DOWN ? words[i] : halves_at(words[i], words[i], k & 1u);
+}
+
 }  // namespace tq

@@ -1,7 +1,7 @@
 """Products with a GGUF's matrices straight from their blocks, and rows of them decoded.
 
-A matrix lies on the device as in its file, bit for bit, but in another order (`matrix_fields.metal`): made once, when it
-is loaded. Matrices of one type with equally long rows can lie behind each other and be multiplied as one.
+A matrix lies on the device as in its file, bit for bit, but in another order (`matrix_fields.metal`): made once, when
+it is loaded. Matrices of one type with equally long rows can lie behind each other and be multiplied as one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
-import numpy as np
 
 from tqgguf.formats.gguf.types import GGML_TYPES
 from tqgguf.runtime.kernels.geometry import FAMILIES, ProductWalk, product_walk
 from tqgguf.runtime.kernels.launch import Kernel, Launcher, Threads, sizes_of
-from tqgguf.runtime.kernels.types import nothing
+from tqgguf.runtime.kernels.types import given, nothing
 
 MATRIX_TYPES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
@@ -35,7 +34,7 @@ ARRANGE = Kernel(
 MULTIPLY = Kernel(
     "multiply_matrix",
     (_FIELDS, "matrix_values.metal", "columns.metal"),
-    ("x", "weight", "added", "sizes"),
+    ("x", "weight", "added", "norm", "sizes"),
     ("out",),
     ("n_rows", "n_out", "added_stride"),
 )
@@ -76,8 +75,8 @@ class BlockMatrix:
 
     @property
     def steps_at_once(self) -> int:
-        """Steps whose blocks a simdgroup takes at a time: so many that there are enough bytes under way, and no more than
-        the registers hold."""
+        """Steps whose blocks a simdgroup takes at a time: so many that there are enough bytes under way, and no more
+        than the registers hold."""
         most = 4 if _step_words(self.type) <= _MOST_WORDS_OF_STEP else 2
         return max(self.steps_of_block, next(n for n in (most, 2, 1) if self.n_steps % n == 0))
 
@@ -118,15 +117,18 @@ def multiply(
     *,
     added: mx.array | None = None,
     gate: str | None = None,
+    norm: mx.array | None = None,
     dtype: mx.Dtype | None = None,
     walk: ProductWalk | None = None,
 ) -> mx.array:
     """x @ matrix.T: f16 or bf16 [n, n_columns] to [n, n_rows] of dtype (x's if none is given) for up to
     MOST_PRODUCT_ROWS rows, sums in float32.
 
-    added: what is added to the result before it is rounded, of any float type [n, n_rows] or [n_rows]. gate: 'silu' or 'gelu'; the matrix's
-    tiles of 16 rows then come in pairs, and the result, [n, n_rows / 2], is that of the first's products times the
-    second's. walk: instead of what `geometry` says.
+    added: what is added to the result before it is rounded, of any float type [n, n_rows] or [n_rows].
+    gate: 'silu' or 'gelu'; the matrix's tiles of 16 rows then come in pairs, and the result, [n, n_rows / 2], is that
+    of the first's products times the second's.
+    norm: for one row, float32 [n_columns + 1]: weights and, last, epsilon of an RMS norm of x, which is taken first.
+    walk: instead of what `geometry` says.
     """
     n, of_gate = x.shape[0], 2 if gate else 1
     walk = walk or product_walk(
@@ -138,7 +140,8 @@ def multiply(
         {
             "x": x,
             "weight": matrix.planes,
-            "added": nothing(x.dtype) if added is None else added,
+            "added": given(added, x.dtype),
+            "norm": given(norm, mx.float32),
             "sizes": sizes_of(
                 MULTIPLY,
                 n_rows=n,
@@ -147,9 +150,16 @@ def multiply(
             ),
         },
         (
-            *(("T", x.dtype), ("OUT", dtype or x.dtype), ("TYPE", matrix.type), ("STEPS", walk.steps), ("TILES", walk.tiles)),
+            *(
+                ("T", x.dtype),
+                ("OUT", dtype or x.dtype),
+                ("TYPE", matrix.type),
+                ("STEPS", walk.steps),
+                ("TILES", walk.tiles),
+            ),
             *(("MATRIX_TILES", matrix.n_tiles), ("MATRIX_STEPS", matrix.n_steps)),
             *(("COLUMNS", columns), ("ADDED", added is not None), ("GATE", _GATES[gate])),
+            ("NORM", norm is not None),
         ),
         Threads((-(-matrix.n_tiles // walk.tiles), 1, 1), walk.simdgroups, walk.resident),
         [((n, n_out), dtype or x.dtype)],
@@ -194,8 +204,8 @@ def _decoded(
 
 
 def stacked(blocks: Sequence[mx.array], *, in_turns: bool = False) -> mx.array:
-    """Matrices' blocks, uint8 [n_rows, bytes of a row] each, as those of one matrix, a whole number of tiles each: behind
-    each other, or a tile of each in turns, as `multiply` wants it for a gate."""
+    """Matrices' blocks, uint8 [n_rows, bytes of a row] each, as those of one matrix, a whole number of tiles each:
+    behind each other, or a tile of each in turns, as `multiply` wants it for a gate."""
     if not in_turns:
         return mx.concatenate(list(blocks))
     row_bytes = blocks[0].shape[1]

@@ -1,7 +1,8 @@
   // T [n_rows, N] times a matrix [M, N] of ggml's blocks: out OUT [n_rows, M], sums in float. TILES tiles of 16 rows of the matrix a
   // threadgroup, COLUMNS tiles of 8 rows of x; its simdgroups take turns over STEPS steps of 64 columns at a time. MATRIX_TILES, MATRIX_STEPS: the whole matrix's. TYPE: of
   // matrix_fields.metal. ADDED: `added`, a float type [n_rows, M] or, where its stride is 0, [M], is added
-  // before it is rounded. GATE: 1 for silu, 2 for gelu by tanh: tiles lie in
+  // before it is rounded. NORM: x is one row and has its RMS norm taken first, rounded to T, with weights `norm`, f32 [N + 1], the last
+  // of which is epsilon. GATE: 1 for silu, 2 for gelu by tanh: tiles lie in
   // pairs, gate and up, and out [n_rows, M / 2] is the gate's activation times up.
   using namespace tq;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup, index = thread_index_in_threadgroup;
@@ -15,6 +16,11 @@
   if (has_values(TYPE)) {
     fill_table<TYPE, T>(table, index, uint(32 * SIMDGROUPS));
     threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  SHARED(uint, normed, NORM ? MATRIX_STEPS * 32 : 8);
+  if (NORM) {
+    SHARED(float, squares, SIMDGROUPS);
+    norm_row<T>(x, norm, n_steps * 32u, index, uint(32 * SIMDGROUPS), squares, normed);
   }
   Columns<T> columns[COLUMNS];
   UNROLL for (int c = 0; c < COLUMNS; ++c) columns[c].start(x, n_steps * 64u, n_rows, 8u * uint(c), lane);
@@ -32,7 +38,7 @@
   for (uint unit = simdgroup * uint(STEPS); unit < n_steps; unit += uint(SIMDGROUPS * STEPS)) {
     Unit<TYPE, TILES, STEPS> now;
     now.load(weight, n_tiles, n_steps, first_tile, unit, place);
-    if (lane / 4u < n_rows) ask_for(x + ulong(lane / 4u) * ulong(n_steps * 64u) + ulong(unit * 64u + lane % 4u * uint(STEPS * 16)));
+    if (!NORM && lane / 4u < n_rows) ask_for(x + ulong(lane / 4u) * ulong(n_steps * 64u) + ulong(unit * 64u + lane % 4u * uint(STEPS * 16)));
     UNROLL for (int c = 0; c < COLUMNS; ++c) columns[c].go_to(unit * 64u);
     UNROLL for (int s = 0; s < STEPS; ++s) {
       UNROLL for (int group = 0; group < GROUPS; ++group) {
@@ -41,7 +47,10 @@
         UNROLL for (int c = 0; c < COLUMNS; ++c) {
           UNROLL for (int e = 0; e < 4; ++e) of_ones[c][e] = 0.0f;
           UNROLL for (int r = 0; r < RUNS; ++r) {
-            columns[c].read(64 * s + 16 * (group * RUNS + r), b[c][r]);
+            if (NORM)
+              read_normed(normed, unit * 32u + uint(32 * s + 8 * (group * RUNS + r)), lane, b[c][r]);
+            else
+              columns[c].read(64 * s + 16 * (group * RUNS + r), b[c][r]);
             if (has_minimum(TYPE)) multiply_pairs<T>(of_ones[c], ones, b[c][r]);
           }
         }

@@ -1,5 +1,5 @@
-"""A transformer layer whose matrices are blocks on a GPU: q, k and v as one product, gate and up and their activation as
-one, residuals added where a product is rounded.
+"""A transformer layer whose matrices are blocks on a GPU: q, k and v as one product, gate and up and their activation
+as one, norms taken and residuals added by the products beside them.
 
 What MLX starts for a token costs more than the arithmetic of most of it. Knows the layers of the architectures' classes
 by the names that they share, as `row_layers` does.
@@ -21,17 +21,26 @@ Reader = Callable[..., BlockRows | None]
 tiles in turns, for that activation, see `BlockRows`."""
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+MOST_NORMED = 4096
+"""Values of a row whose norm a product takes itself: they lie in threadgroup memory, beside the sums of simdgroups."""
+
 OTHERS = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 class BlockLayer(nn.Module):
     """In the place of mlx-lm's layer `block`, for whose other attributes it stands too; see `put_block_layers`.
 
-    heads: matrices whose products behind each other are q, k and v.
+    heads: matrices whose products behind each other are q, k and v. norm_offset: what the class adds to norms' weights.
     """
 
     def __init__(
-        self, block: nn.Module, heads: Sequence[BlockRows], output: BlockRows, gate_up: BlockRows, down: BlockRows
+        self,
+        block: nn.Module,
+        heads: Sequence[BlockRows],
+        output: BlockRows,
+        gate_up: BlockRows,
+        down: BlockRows,
+        norm_offset: float,
     ) -> None:
         super().__init__()
         attention = block.self_attn
@@ -40,24 +49,32 @@ class BlockLayer(nn.Module):
         self._n_heads, self._n_kv_heads, self._scale = attention.n_heads, attention.n_kv_heads, attention.scale
         self._has_four_norms = "pre_feedforward_layernorm" in block
         self._norms_heads = "q_norm" in attention
+        before_mlp = block.pre_feedforward_layernorm if self._has_four_norms else block.post_attention_layernorm
+        self._norms = tuple(_weights_and_epsilon(norm, norm_offset) for norm in (block.input_layernorm, before_mlp))
 
     def __getattr__(self, name: str) -> Any:
         return self[name] if name in self else getattr(self["block"], name)
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         block = self["block"]
-        attended = self._attend(block.input_layernorm(x), mask, cache)
+        attended = self._attend(*self._normed(x, 0, block.input_layernorm), mask, cache)
         if self._has_four_norms:
             x = x + block.post_attention_layernorm(self.output(attended))
-            inner = self.gate_up(block.pre_feedforward_layernorm(x))
-            return x + block.post_feedforward_layernorm(self.down(inner))
+            inner, norm = self._normed(x, 1, block.pre_feedforward_layernorm)
+            return x + block.post_feedforward_layernorm(self.down(self.gate_up(inner, norm=norm)))
         x = self.output(attended, x)
-        return self.down(self.gate_up(block.post_attention_layernorm(x)), x)
+        inner, norm = self._normed(x, 1, block.post_attention_layernorm)
+        return self.down(self.gate_up(inner, norm=norm), x)
 
-    def _attend(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
+    def _normed(self, x: mx.array, which: int, module: nn.Module) -> tuple[mx.array, mx.array | None]:
+        """x and the norm that a product with it is to take, where it can; else the module's norm of x."""
+        is_one_row = x.size == x.shape[-1] <= MOST_NORMED and x.dtype == self.gate_up.dtype
+        return (x, self._norms[which]) if is_one_row else (module(x), None)
+
+    def _attend(self, x: mx.array, norm: mx.array | None, mask: Any, cache: Any) -> mx.array:
         n_sequences, n_rows, _ = x.shape
         attention, (n, n_kv) = self["block"].self_attn, (self._n_heads, self._n_kv_heads)
-        products = [rows(x) for rows in self.heads]
+        products = [rows(x, norm=norm) for rows in self.heads]
         head_dim = sum(product.shape[-1] for product in products) // (n + 2 * n_kv)
         heads = [p.reshape(n_sequences, n_rows, -1, head_dim).transpose(0, 2, 1, 3) for p in products]
         turned, v = (heads[0], heads[1]) if len(heads) == 2 else (heads[0][:, : n + n_kv], heads[0][:, n + n_kv :])
@@ -74,9 +91,15 @@ class BlockLayer(nn.Module):
         return out.transpose(0, 2, 1, 3).reshape(n_sequences, n_rows, -1)
 
 
-def put_block_layers(model: Any, read: Reader, is_served: Callable[[str], bool], activation: str) -> set[str]:
+def _weights_and_epsilon(norm: Any, offset: float) -> mx.array:
+    return mx.concatenate([norm.weight.astype(mx.float32) + offset, mx.array([norm.eps])])
+
+
+def put_block_layers(
+    model: Any, read: Reader, is_served: Callable[[str], bool], activation: str, norm_offset: float
+) -> set[str]:
     """Put `BlockLayer`s into the places of a model's layers, where all matrices are served; returns the paths of the
-    matrices that are theirs. activation: of the MLP's gate, see `Architecture`."""
+    matrices that are theirs. activation: of the MLP's gate, see `Architecture`. norm_offset: see `BlockLayer`."""
     taken: set[str] = set()
     layers = model.model.layers
     for i, block in enumerate(layers):
@@ -90,7 +113,7 @@ def put_block_layers(model: Any, read: Reader, is_served: Callable[[str], bool],
         gate_up = None if heads[0] is None else read(gate, up, gate=activation)
         if gate_up is None:
             continue
-        layers[i] = BlockLayer(_without_matrices(block), heads, read(o), gate_up, read(down))
+        layers[i] = BlockLayer(_without_matrices(block), heads, read(o), gate_up, read(down), norm_offset)
         taken.update(paths.values())
     return taken
 

@@ -1,8 +1,8 @@
 """A GGUF's matrices on a GPU in their own blocks, between activations of half precision: the modules that hold them.
 
 A decode step is bound by the bytes that it reads, and nothing is smaller than what the file holds. A few rows are
-multiplied straight from the blocks; for more, runs of the matrix's rows are decoded to half precision into a workspace of
-bounded size for MLX's product. Knows mlx's modules and the kernels; knows neither files nor models.
+multiplied straight from the blocks; for more, runs of the matrix's rows are decoded to half precision into a workspace
+of bounded size for MLX's product. Knows mlx's modules and the kernels; knows neither files nor models.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class BlockRows(nn.Module):
         found = lookup_rows(self._launcher, self.matrix, ids.reshape(-1).astype(mx.int32), self.dtype)
         return found.reshape(*ids.shape, -1)
 
-    def __call__(self, x: mx.array, added: mx.array | None = None) -> mx.array:
-        """x [..., n] times the matrix, [..., n_rows] (half as many with a gate). added: of the result's shape and dtype,
-        added before it is rounded where rows are few."""
+    def __call__(self, x: mx.array, added: mx.array | None = None, norm: mx.array | None = None) -> mx.array:
+        """x [..., n] times the matrix, [..., n_rows] (half as many with a gate). added: of the result's shape and
+        dtype, added before it is rounded where rows are few. norm: see `multiply`; x must be one row of `dtype`."""
         rows = x.astype(self.dtype).reshape(-1, x.shape[-1])
         others = [] if added is None else [added.reshape(rows.shape[0], -1)]
         others += [self.bias] if "bias" in self else []
         if rows.shape[0] <= MOST_PRODUCT_ROWS:
             fused = others.pop(0) if others else None
-            out = multiply(self._launcher, rows, self.matrix, added=fused, gate=self._gate)
+            out = multiply(self._launcher, rows, self.matrix, added=fused, gate=self._gate, norm=norm)
         else:
             out = _gated(self._many(rows), self._gate)
         for other in others:

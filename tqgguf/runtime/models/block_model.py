@@ -66,7 +66,7 @@ def read_block_model(
     if ROPE_FACTORS in file.tensors:
         set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
     reader.biases = {path: module.bias for path, module in modules.items() if "bias" in module}
-    taken = put_block_layers(model, reader.read, reader.names.__contains__, row.activation)
+    taken = put_block_layers(model, reader.read, reader.names.__contains__, row.activation, row.norm_offset)
     _put_blocks(model, reader, set(reader.names) - taken)
     set_input_embedding(model, row.input_scale(config), dtype, in_mx_form=False)
     mx.eval(model.parameters())
@@ -138,8 +138,8 @@ class _BlockReader:
             numbers = scales if size == 1 else scales.view(mx.uint16)
             if mx.any((numbers & bits.mask) == bits.mask).item():
                 raise FormatError(
-                    f"{self._file.path}: tensor {info.name}: expected finite values, found a scale that is not; the file "
-                    "is damaged",
+                    f"{self._file.path}: tensor {info.name}: expected finite values, found a scale that is not; "
+                    "the file is damaged",
                     offset=info.offset,
                 )
         return blocks

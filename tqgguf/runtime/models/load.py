@@ -94,7 +94,9 @@ class OpenModel:
         if chosen == "blocks" and activations(self.file, self._names) == mx.float32:
             model = read_block_model(self.file, self.config, self._names, launcher or gpu_launcher(), progress)
         else:
-            model = read_model(self.file, self.config, self._names, "packed" if chosen == "blocks" else chosen, progress, library)
+            model = read_model(
+                self.file, self.config, self._names, "packed" if chosen == "blocks" else chosen, progress, library
+            )
         suit_cpu(model)
         hook.install()
         return LoadedGguf(model, tokenizer, self.config, self.fingerprint)

@@ -21,8 +21,8 @@ stay in its blocks, between activations of half precision; other models' are pac
 
 
 def default_form() -> Form:
-    """Blocks on an NVIDIA GPU; packed on a Mac's, where nobody has measured yet which of both is faster; dense on a CPU,
-    where mlx is slow with everything but float32."""
+    """Blocks on an NVIDIA GPU; packed on a Mac's, where nobody has measured yet which of both is faster; dense on a
+    CPU, where mlx is slow with everything but float32."""
     if mx.default_device() == mx.cpu:
         return "dense"
     return "blocks" if mx.cuda.is_available() else "packed"
