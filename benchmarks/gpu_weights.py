@@ -129,9 +129,8 @@ def model(args: argparse.Namespace) -> list[dict[str, Any]]:
         if args.kernels:
             session._go_back(depth)
             of_prompt = kernels_of([partial(session.prefill, ids[: depth + PROMPT])])[0]
-            print(
-                f"prompt: {sum(n for _, n in of_prompt.values())} kernels in {sum(t for t, _ in of_prompt.values()):.0f} us"
-            )
+            n_kernels, us = sum(n for _, n in of_prompt.values()), sum(t for t, _ in of_prompt.values())
+            print(f"prompt: {n_kernels} kernels in {us:.0f} us")
             for kernel, (t, n_calls) in sorted(of_prompt.items(), key=lambda item: -item[1][0])[:8]:
                 print(f"    {t:8.1f} us {n_calls:5d} {kernel[:90]}", flush=True)
         for _ in range(4):

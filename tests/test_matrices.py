@@ -1,5 +1,5 @@
-"""Products with a GGUF's matrices on a GPU, by the kernels' exact Metal text on the emulator, beside float64 products of
-gguf-py's values."""
+"""Products with a GGUF's matrices on a GPU, by the kernels' exact Metal text on the emulator, beside float64 products
+of gguf-py's values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The MLX runtime. Importing any part of it first gives mlx a fast BLAS, and has it hand work to an NVIDIA GPU in smaller
-parts: both must happen before mlx is imported."""
+"""The MLX runtime. Importing any part of it first gives mlx a fast BLAS, and has it hand work to an NVIDIA GPU in
+smaller parts: both must happen before mlx is imported."""
 
 import os
 import sys

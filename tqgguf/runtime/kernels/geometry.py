@@ -135,8 +135,8 @@ def n_coded_splits(family: Family, n_steps: int, n_heads: int, n_chunks: int, wa
 
 
 def product_walk(family: Family, n_tiles_and_steps: tuple[int, int], steps: int, gated: bool) -> ProductWalk:
-    """For a matrix of that many tiles of rows and steps of columns, of which a simdgroup takes `steps` at a time: two times
-    or more, so that its beginning and end are a small part of what it does."""
+    """For a matrix of that many tiles of rows and steps of columns, of which a simdgroup takes `steps` at a time: two
+    times or more, so that its beginning and end are a small part of what it does."""
     n_tiles, n_steps = n_tiles_and_steps
     tiles = 2 if gated else 1
     wanted, most, resident = family.product_simdgroups

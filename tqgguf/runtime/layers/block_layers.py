@@ -7,8 +7,8 @@ by the names that they share, as `row_layers` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,9 +16,19 @@ import mlx.nn as nn
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.block_matrices import BlockRows
 
-Reader = Callable[..., BlockRows | None]
-"""Of module paths to one matrix, theirs behind each other with their biases; None where they cannot be one. gate: their
-tiles in turns, for that activation, see `BlockRows`."""
+
+class Reader(Protocol):
+    """Matrices by the paths of their modules."""
+
+    def serves(self, path: str) -> bool:
+        """Whether the module's matrix can be read."""
+
+    def joins(self, *paths: str, in_turns: bool = False) -> bool:
+        """Whether those that are served can be one matrix, behind each other or tile by tile in turns."""
+
+    def read(self, *paths: str, gate: str | None = None) -> BlockRows:
+        """Matrices as one, with their biases; with a gate in turns, see `BlockRows`."""
+
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 MOST_NORMED = 4096
@@ -95,25 +105,29 @@ def _weights_and_epsilon(norm: Any, offset: float) -> mx.array:
     return mx.concatenate([norm.weight.astype(mx.float32) + offset, mx.array([norm.eps])])
 
 
-def put_block_layers(
-    model: Any, read: Reader, is_served: Callable[[str], bool], activation: str, norm_offset: float
-) -> set[str]:
-    """Put `BlockLayer`s into the places of a model's layers, where all matrices are served; returns the paths of the
-    matrices that are theirs. activation: of the MLP's gate, see `Architecture`. norm_offset: see `BlockLayer`."""
+def put_block_layers(model: Any, reader: Reader, activation: str, norm_offset: float) -> set[str]:
+    """Put `BlockLayer`s into the places of a model's layers, where all matrices are served and fit together; returns
+    the paths of the matrices that are theirs. activation: of the MLP's gate, see `Architecture`. norm_offset: see
+    `BlockLayer`."""
     taken: set[str] = set()
     layers = model.model.layers
     for i, block in enumerate(layers):
         paths = {name: f"model.layers.{i}.{name}" for name in (*QKV, *OTHERS)}
         modules: Mapping[str, nn.Module] = dict(block.named_modules())
-        if not all(is_served(path) for path in paths.values()) or any("bias" in modules[name] for name in OTHERS):
+        if not all(map(reader.serves, paths.values())) or any("bias" in modules[name] for name in OTHERS):
             continue
         q, k, v, o, gate, up, down = paths.values()
-        together = read(q, k, v)
-        heads = [together] if together is not None else [read(q, k), read(v)]
-        gate_up = None if heads[0] is None else read(gate, up, gate=activation)
-        if gate_up is None:
+        if not reader.joins(q, k) or not reader.joins(gate, up, in_turns=True):
             continue
-        layers[i] = BlockLayer(_without_matrices(block), heads, read(o), gate_up, read(down), norm_offset)
+        heads = [(q, k, v)] if reader.joins(q, k, v) else [(q, k), (v,)]
+        layers[i] = BlockLayer(
+            _without_matrices(block),
+            [reader.read(*of_heads) for of_heads in heads],
+            reader.read(o),
+            reader.read(gate, up, gate=activation),
+            reader.read(down),
+            norm_offset,
+        )
         taken.update(paths.values())
     return taken
 

@@ -56,8 +56,8 @@ def read_block_model(
         else:
             array = mx.array(weights.dense(file, name) - np.float32(row.norm_offset if "norm" in name else 0.0))
             narrow = array.astype(dtype)
-            if field == "bias" or mx.all(narrow.astype(mx.float32) == array).item():
-                array = narrow if field != "bias" or f"{path}.weight" not in names.values() else array
+            if field != "bias" and mx.all(narrow.astype(mx.float32) == array).item():
+                array = narrow
         mx.eval(array)
         loaded.append((parameter, array))
         reader.count(info)
@@ -66,7 +66,7 @@ def read_block_model(
     if ROPE_FACTORS in file.tensors:
         set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
     reader.biases = {path: module.bias for path, module in modules.items() if "bias" in module}
-    taken = put_block_layers(model, reader.read, reader.names.__contains__, row.activation, row.norm_offset)
+    taken = put_block_layers(model, reader, row.activation, row.norm_offset)
     _put_blocks(model, reader, set(reader.names) - taken)
     set_input_embedding(model, row.input_scale(config), dtype, in_mx_form=False)
     mx.eval(model.parameters())
@@ -87,13 +87,12 @@ def _put_blocks(model: Any, reader: _BlockReader, paths: set[str]) -> None:
     places: list[tuple[str, nn.Module]] = []
     for path in paths:
         rows = reader.read(path)
-        assert rows is not None
         places.append((path, _IN_PLACE[path](rows) if path in _IN_PLACE else rows))
     model.update_modules(tree_unflatten(places))
 
 
 class _BlockReader:
-    """Reads matrices by the paths of their modules. names: which tensor each is; biases: of those that have one."""
+    """A `block_layers.Reader`. names: which tensor the matrix of a module is; biases: of those that have one."""
 
     def __init__(
         self, file: GGUFFile, launcher: Launcher, dtype: mx.Dtype, progress: Progress | None, total: int
@@ -109,11 +108,16 @@ class _BlockReader:
         if self._progress is not None:
             self._progress(self._done, self._total)
 
-    def read(self, *paths: str, gate: str | None = None) -> BlockRows | None:
-        """See `block_layers.Reader`."""
+    def serves(self, path: str) -> bool:
+        return path in self.names
+
+    def joins(self, *paths: str, in_turns: bool = False) -> bool:
         infos = [self._file.tensor(self.names[path]) for path in paths]
-        if len(infos) > 1 and not _can_be_one(infos, gate is not None):
-            return None
+        kinds = {(info.ggml_type, info.shape[1], info.shape[0] if in_turns else 0) for info in infos}
+        return len(kinds) == 1 and all(info.shape[0] % TILE_ROWS == 0 for info in infos)
+
+    def read(self, *paths: str, gate: str | None = None) -> BlockRows:
+        infos = [self._file.tensor(self.names[path]) for path in paths]
         blocks = [self._blocks(info) for info in infos]
         joined = blocks[0] if len(blocks) == 1 else stacked(blocks, in_turns=gate is not None)
         matrix = arrange(self._launcher, infos[0].ggml_type, infos[0].shape[1], joined)
@@ -143,9 +147,3 @@ class _BlockReader:
                     offset=info.offset,
                 )
         return blocks
-
-
-def _can_be_one(infos: Sequence[TensorInfo], in_turns: bool) -> bool:
-    """Whether matrices are of one type, with rows of one length, and end with whole tiles; in turns: of one height."""
-    kinds = {(info.ggml_type, info.shape[1], info.shape[0] if in_turns else 0) for info in infos}
-    return len(kinds) == 1 and all(info.shape[0] % TILE_ROWS == 0 for info in infos)
