@@ -37,6 +37,7 @@ _CUDA_TYPES = {
     mx.bfloat16: "__nv_bfloat16",
     mx.uint8: "uint8_t",
     mx.int32: "int32_t",
+    mx.uint32: "uint32_t",
 }
 
 

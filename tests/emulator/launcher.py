@@ -23,6 +23,10 @@ _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 16  # of device memory that kernels may count on
 _GUARD = 1 << 20  # bytes before and after each buffer that nobody may touch
 _POISON = 0xFF
+_NUMPY_TYPES = {
+    **{mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16},
+    **{mx.uint8: np.uint8, mx.uint32: np.uint32},
+}
 
 
 class EmulatorError(AssertionError):
@@ -112,6 +116,6 @@ def _raw(array: mx.array) -> bytes:
 
 def _array(data: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """Bytes as an array of that type."""
-    numpy_type = {mx.float32: np.float32, mx.float16: np.float16, mx.uint8: np.uint8, mx.bfloat16: np.uint16}[dtype]
+    numpy_type = _NUMPY_TYPES[dtype]
     values = mx.array(np.frombuffer(data, numpy_type).reshape(shape))
     return values.view(mx.bfloat16) if dtype == mx.bfloat16 else values

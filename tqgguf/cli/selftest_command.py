@@ -15,8 +15,10 @@ from tqgguf.cli.json_text import json_text
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime import selftest_speed
+from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.backends import default_reading, describe, gpu_family, kernels_launched
 from tqgguf.runtime.selftest import HEAD_DIMS, Outcome, all_cases, takes_parts
+from tqgguf.runtime.selftest_matrices import matrix_cases
 from tqgguf.runtime.selftest_speed import Speed
 
 DEVICES = ("auto", "gpu", "cpu")
@@ -34,6 +36,8 @@ def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bo
     reading = default_reading()
     line = ProgressLine("comparing", "cases")
     cases = all_cases(reading, head_dims or HEAD_DIMS, all_pairs)
+    if isinstance(reading, KernelReading):
+        cases += matrix_cases(reading.launcher)
     outcomes: list[Outcome] = []
     for case in cases:
         line.update(len(outcomes), len(cases))
@@ -63,7 +67,7 @@ def _lines(
     lines.append("")
     for outcome in failed[:_SHOWN_FAILURES]:
         found = outcome.problem or f"error {outcome.error:.2e}, limit {outcome.limit:.0e}"
-        what = f"{outcome.operation} {outcome.types}, head size {outcome.head_dim}, {outcome.detail}"
+        what = f"{outcome.operation} {outcome.types}, {outcome.head_dim} values, {outcome.detail}"
         lines.append(f"FAILED: {what}: {found}")
     if len(failed) > _SHOWN_FAILURES:
         lines.append(f"... and {len(failed) - _SHOWN_FAILURES} more")

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
+from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.attention_c import CReading
 from tqgguf.runtime.attention.attention_gpu import KernelReading
 from tqgguf.runtime.attention.blas import load_fast_blas
@@ -38,6 +39,14 @@ def gpu_family() -> str | None:
     if mx.metal.is_available():
         return "metal"
     return "cuda" if mx.cuda.is_available() else None
+
+
+def gpu_launcher() -> MlxLauncher:
+    """Of this machine's GPU. RequestError where it has none that the kernels run on."""
+    family = gpu_family()
+    if family is None:
+        raise RequestError("expected a GPU for weights in blocks, and MLX has none here")
+    return _launcher(family)
 
 
 def kernels_launched(reading: Reading) -> int:

@@ -185,7 +185,7 @@ def _codec(cache_type: str, head_dim: int, side: Side) -> Codec | None:
         return None
 
 
-def _distance(found: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
+def relative_distance(found: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
     """Norm of the difference by the norm of what was expected; infinite where something is not finite."""
     a, b = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     distance = float(np.linalg.norm(a - b) / np.linalg.norm(b))
@@ -218,7 +218,7 @@ def _encode(reading: Reading, codec: Codec, balanced: bool, tiled: bool = False)
             codes = to_rows(codec, codes) if in_tiles else codes
             values = codec.decode_planes(np.asarray(codes), np.asarray(scales))
             sides.append(np.concatenate([values.ravel(), [] if means is None else np.asarray(means).ravel()]))
-        return _distance(*sides)
+        return relative_distance(*sides)
 
     return compare
 
@@ -227,7 +227,7 @@ def _decode(reading: Reading, codec: Codec, tiled: bool) -> Callable[[], float]:
     def compare() -> float:
         side = _block_side(codec, 3 * PAGE, 2, balanced=False)
         found = reading.decode(_tiled(side) if tiled else side, 1, 3)
-        return _distance(np.asarray(found), NumpyReading().decode(side, 1, 3))
+        return relative_distance(np.asarray(found), NumpyReading().decode(side, 1, 3))
 
     return compare
 
@@ -285,7 +285,7 @@ def _attention(reading: Reading, k: Codec, v: Codec, shape: Shape) -> Callable[[
             sinks=None if sinks is None else mx.array(sinks),
         )
         expected = _reference(np.asarray(q[0].astype(mx.float32)), *sides, shape, scale, sinks)
-        return _distance(np.asarray(out[0].astype(mx.float32)), expected)
+        return relative_distance(np.asarray(out[0].astype(mx.float32)), expected)
 
     return compare
 
@@ -313,7 +313,7 @@ def _batch(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
             _reference(np.asarray(queries[i].astype(mx.float32)), *views, _BATCH[i], scale, None)
             for i, views in enumerate(alone)
         ]
-        return _distance(np.asarray(out.astype(mx.float32)), np.stack(expected))
+        return relative_distance(np.asarray(out.astype(mx.float32)), np.stack(expected))
 
     return compare
 
@@ -341,7 +341,7 @@ def _compiled(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
         positions = (mx.arange(n, n + 8, dtype=mx.int32) for n in (n_held, offset))
         out = reading.compiled(step)(queries, tails, [side.rows[None, :, -1:] for side in sides], *positions)
         expected = _reference(np.asarray(queries[0].astype(mx.float32)), *sides, _COMPILED, scale, None)
-        return _distance(np.asarray(out[0].astype(mx.float32)), expected)
+        return relative_distance(np.asarray(out[0].astype(mx.float32)), expected)
 
     return compare
 

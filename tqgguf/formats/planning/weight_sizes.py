@@ -1,7 +1,8 @@
 """How many bytes a GGUF's weights take while the model runs, by its header alone.
 
 On a CPU matrices stay in the file, mapped, and count as the file has them; everything else is float32. On a GPU they
-are packed as MLX packs them, or float16. What is data's matter (a scale that MLX's form cannot hold) is not known here.
+count as MLX packs them, or as float16, which is what they take on a Mac; on NVIDIA most take what the file has, which
+is less. What is data's matter (a scale that MLX's form cannot hold) is not known here.
 """
 
 from __future__ import annotations

@@ -25,10 +25,23 @@ class Walk:
 
 
 @dataclass(frozen=True)
+class ProductWalk:
+    """How a product with a matrix walks: tiles of 16 rows that a threadgroup takes, simdgroups that share their
+    columns, steps of 64 columns that each takes at a time, threadgroups at once on a processor (CUDA)."""
+
+    tiles: int
+    simdgroups: int
+    steps: int
+    resident: int = 0
+
+
+@dataclass(frozen=True)
 class Family:
     """threadgroups: of decode attention in all, so that all run at once. shared_bytes: threadgroup memory that a
     kernel may have. table_rows: whether tables of pairs have a row of 256 bytes for every byte of codes, so that an
-    address is one instruction. walks: by the most values (head size times tiles of query columns) that they are for."""
+    address is one instruction. walks: by the most values (head size times tiles of query columns) that they are for.
+    product_simdgroups: that a product is spread over in all, the most of a threadgroup, and those on a processor at
+    once (0: as the compiler has it). matrix_simdgroups: of a threadgroup that decodes rows of a matrix."""
 
     threadgroups: int
     shared_bytes: int
@@ -37,13 +50,27 @@ class Family:
     encode_simdgroups: int
     decode_simdgroups: int
     merge_simdgroups: int
+    product_simdgroups: tuple[int, int, int]
+    matrix_simdgroups: int
 
 
 _ANY = 1 << 30
 # CUDA: two threadgroups on each of an H200's 132 processors, which have 228 KB for both. Metal: what every device has.
 FAMILIES = {
-    "metal": Family(128, 32768, False, ((128, Walk(4, 2, 0)), (256, Walk(4, 1, 0)), (_ANY, Walk(2, 1, 0))), 8, 8, 4),
-    "cuda": Family(264, 114688, True, ((128, Walk(8, 2, 2)), (256, Walk(4, 1, 3)), (_ANY, Walk(4, 1, 2))), 16, 8, 8),
+    "metal": Family(
+        128, 32768, False, ((128, Walk(4, 2, 0)), (256, Walk(4, 1, 0)), (_ANY, Walk(2, 1, 0))), 8, 8, 4, (512, 4, 0), 4
+    ),
+    "cuda": Family(
+        264,
+        114688,
+        True,
+        ((128, Walk(8, 2, 2)), (256, Walk(4, 1, 3)), (_ANY, Walk(4, 1, 2))),
+        16,
+        8,
+        8,
+        (2112, 16, 32),
+        8,
+    ),
 }
 _MOST_VALUES = 256  # head size times tiles of columns, while more than one tile is taken at a time
 _MOST_COPIES = {2: 32, 3: 32, 4: 16}  # of a table for codes of that many bits: a bank for each lane, or for two
@@ -105,3 +132,15 @@ def n_coded_splits(family: Family, n_steps: int, n_heads: int, n_chunks: int, wa
     if not n_steps:
         return 0
     return max(1, min(family.threadgroups // (n_heads * n_chunks) - n_beside, -(-n_steps // walk.simdgroups)))
+
+
+def product_walk(family: Family, n_tiles_and_steps: tuple[int, int], steps: int, gated: bool) -> ProductWalk:
+    """For a matrix of that many tiles of rows and steps of columns, of which a simdgroup takes `steps` at a time: two
+    times or more, so that its beginning and end are a small part of what it does."""
+    n_tiles, n_steps = n_tiles_and_steps
+    tiles = 2 if gated else 1
+    wanted, most, resident = family.product_simdgroups
+    simdgroups = 1
+    while simdgroups < most and 4 * simdgroups * steps <= n_steps and simdgroups * n_tiles < wanted:
+        simdgroups *= 2
+    return ProductWalk(tiles, simdgroups, steps, 0 if gated else resident // simdgroups)

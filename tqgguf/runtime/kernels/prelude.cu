@@ -89,6 +89,14 @@ __forceinline__ uint sixteenths(uint word, int which) {
   const __half2 halves = __hsub2(as_halves(moved), as_halves(0x54805480u));
   return *(const uint*)&halves;
 }
+// Bits of a word under those of another: one instruction, for which both numbers must be in registers.
+__forceinline__ uint bits_under(uint word, uint mask, uint over) {
+  uint found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(found) : "r"(word), "r"(mask), "r"(over));
+  return found;
+}
+// Byte i of a word under the upper three of another.
+__forceinline__ uint byte_under(uint word, int i, uint over) { return __byte_perm(word, over, 0x7650u + uint(i)); }
 __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -115,11 +123,31 @@ __forceinline__ uint table_read_row(uint* table, uint word, int byte, uint addre
 }
 __forceinline__ void fill_four(uint* table, uint i, uint word) { *(uint4*)(table + i) = make_uint4(word, word, word, word); }
 
+// What is read once and by nobody else: it takes no place in the first cache, where others' data is.
+__forceinline__ uint4 read_once(const uint4* p) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__forceinline__ uint2 read_once(const uint2* p) {
+  uint2 v;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+__forceinline__ uint read_once(const uint* p) {
+  uint v;
+  asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+
+__forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }  // what will be read soon
+
 // Elements as the tensor cores' m16n8k16 has them. A second factor's lane holds two neighbours down a column.
 __forceinline__ uint row_of(uint lane) { return lane >> 2; }
 __forceinline__ uint pair_of(uint lane) { return lane & 3u; }
 __forceinline__ uint lane_at(uint row, uint pair) { return 4u * row + pair; }
 constexpr uint row_mask(int i) { return 4u << i; }
+constexpr bool PAIRS_DOWN = true;  // a second factor's lane holds neighbours down a column
 __forceinline__ uint lane_of_factor(uint k, uint n) { return 4u * n + (k >> 1); }
 __forceinline__ uint element_of_factor(uint k, uint n) { return k & 1u; }
 __forceinline__ uint result_to_factor(uint word) {
@@ -132,10 +160,16 @@ __forceinline__ void read_factor(const half* fragments, uint tile, uint lane, ui
   b[0] = words.x;
   b[1] = words.y;
 }
-__forceinline__ void multiply(float* c, const uint* a, const uint* b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
+#define MULTIPLY(NAME, TYPES)                                                                                   \
+  __forceinline__ void NAME(float* c, const uint* a, const uint* b) {                                           \
+    asm("mma.sync.aligned.m16n8k16.row.col." TYPES " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"       \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                        \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                    \
+  }
+MULTIPLY(multiply, "f32.f16.f16.f32")
+MULTIPLY(multiply_bfloats, "f32.bf16.bf16.f32")
+// Words of two T.
+template <class T> __forceinline__ void multiply_pairs(float* c, const uint* a, const uint* b) { multiply(c, a, b); }
+template <> __forceinline__ void multiply_pairs<bfloat>(float* c, const uint* a, const uint* b) { multiply_bfloats(c, a, b); }
 
 }  // namespace tq

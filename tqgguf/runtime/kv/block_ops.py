@@ -17,6 +17,7 @@ import numpy as np
 from tqgguf.formats.blocks.codebooks import codebook
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.blocks.rotation import Rotation
+from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 F16_MAX = 65504.0  # largest finite float16
 TINY_NORM = 1e-10  # at or below it a vector is taken for zero: the turbo blocks' encoding rule
@@ -24,7 +25,19 @@ TINY_NORM = 1e-10  # at or below it a vector is taken for zero: the turbo blocks
 
 def to_f16(x: mx.array) -> mx.array:
     """float16 of x, values beyond float16's range clamped to its largest."""
-    return x if x.dtype == mx.float16 else mx.clip(x, -F16_MAX, F16_MAX).astype(mx.float16)
+    if x.dtype == mx.float16:
+        return x
+    return _clamped(x) if mx.default_device() == mx.cpu else _compiled_clamped()(x)
+
+
+def _clamped(x: mx.array) -> mx.array:
+    return mx.clip(x, -F16_MAX, F16_MAX).astype(mx.float16)
+
+
+@lru_cache_in_thread(1)
+def _compiled_clamped() -> Any:
+    """One kernel instead of three."""
+    return mx.compile(_clamped, shapeless=True)
 
 
 def join_rows(tail: mx.array | None, new: mx.array) -> mx.array:

@@ -20,7 +20,7 @@ _SMALLEST = 1e-30  # a row of zeros is divided by this
 
 
 def half_product(x: mx.array, weight: mx.array) -> mx.array:
-    """x @ weight.T in x's dtype for float32 x [..., n] and a half-precision weight [m, n].
+    """x @ weight.T in x's dtype for x [..., n] and a weight [m, n] of another float type.
 
     Rows of x are scaled to a largest value of 1 first: the inputs of some down projections are beyond float16's range.
     """
@@ -61,14 +61,16 @@ class HalfLinear(WeightLinear):
 
 
 class HalfEmbedding(nn.Module):
-    """An Embedding with a half-precision weight [tokens, values] that gives and takes float32."""
+    """An Embedding with a weight [tokens, values] of another type than what it gives and takes: float32, or `dtype`."""
+
+    dtype = mx.float32
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         self.weight = embedding.weight
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return self.weight[ids].astype(mx.float32)
+        return self.weight[ids].astype(self.dtype)
 
     def as_linear(self, x: mx.array) -> mx.array:
         return half_product(x, self.weight)
@@ -103,7 +105,10 @@ def put_packed(model: nn.Module, packed: Mapping[str, Packed]) -> None:
         nn.quantize(model, class_predicate=form)
 
 
-def put_half(model: nn.Module, paths: set[str]) -> None:
-    """Make the modules at `paths` take float32 activations to their half-precision weights."""
+def put_half(model: nn.Module, paths: set[str], dtype: mx.Dtype = mx.float32) -> None:
+    """Make the modules at `paths` take activations of `dtype` to their weights of another type."""
     places = [(path, _HALF[type(module)](module)) for path, module in model.named_modules() if path in paths]
+    for _, made in places:
+        if isinstance(made, HalfEmbedding):
+            made.dtype = dtype
     model.update_modules(tree_unflatten(places))

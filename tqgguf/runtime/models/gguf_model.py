@@ -1,8 +1,8 @@
 """From a GGUF's tensors to an mlx-lm model: what the file must hold, and how its weights get into the model's places.
 
-On a CPU matrices stay in the file, where the C library multiplies their rows; everything else becomes float32. On a GPU
-weights keep their form: matrices stay packed where mlx has an exact form
-and are float16 else, between float32 activations; a model whose matrices are all F16, or all BF16, runs in that type.
+On a CPU matrices stay in the file, where the C library multiplies their rows; everything else becomes float32. Packed,
+as on a Mac, weights keep their form: matrices stay packed where mlx has an exact form and are float16 else, between
+float32 activations; a model whose matrices are all F16, or all BF16, runs in that type. `block_model` is for NVIDIA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.models.config import ModelConfig
 from tqgguf.runtime.layers import weights
 from tqgguf.runtime.layers.matrices import InputEmbedding, put_half, put_packed
-from tqgguf.runtime.layers.packed_rows import PackedRows, put_rows, rows_of
+from tqgguf.runtime.layers.packed_rows import EMBEDDING, PackedRows, put_rows, rows_of
 from tqgguf.runtime.layers.rope import FactoredRoPE
 from tqgguf.runtime.layers.row_layers import put_row_layers
 from tqgguf.runtime.models.architectures import Architecture, build_model, find_architecture, parameter_names
@@ -111,9 +111,11 @@ def read_model(
     put_rows(model, in_file)
     model.load_weights(loaded, strict=True)
     put_half(model, half)
-    _set_input_embedding(model, row.input_scale(config), dtype, packed)
+    form_of_inputs = packed.get(EMBEDDING)
+    in_mx_form = form_of_inputs is not None and form_of_inputs.mode != "affine"
+    set_input_embedding(model, row.input_scale(config), dtype, in_mx_form)
     if ROPE_FACTORS in file.tensors:
-        _set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
+        set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
     mx.eval(model.parameters())
     if library is not None:
         put_row_layers(model, library, row.activation, row.norm_offset)
@@ -126,14 +128,15 @@ def activations(file: GGUFFile, names: dict[str, str]) -> mx.Dtype:
     return WHOLE_TYPES.get(types.pop(), mx.float32) if len(types) == 1 else mx.float32
 
 
-def _set_input_embedding(model: Any, scale: float, dtype: mx.Dtype, packed: dict[str, weights.Packed]) -> None:
+def set_input_embedding(model: Any, scale: float, dtype: mx.Dtype, in_mx_form: bool) -> None:
+    """Have token embeddings scaled and given in `dtype`. in_mx_form: mlx unpacks them, to bfloat16."""
     place = model.model
-    form = packed.get("model.embed_tokens")
-    if scale != 1.0 or (form is not None and form.mode != "affine"):  # mlx unpacks the others to bfloat16
+    if scale != 1.0 or in_mx_form:
         place.embed_tokens = InputEmbedding(place.embed_tokens, scale, dtype)
 
 
-def _set_rope_factors(model: Any, config: ModelConfig, row: Architecture, factors: np.ndarray) -> None:
+def set_rope_factors(model: Any, config: ModelConfig, row: Architecture, factors: np.ndarray) -> None:
+    """Give every layer RoPE with the file's factors [rope_dim / 2]."""
     rope = FactoredRoPE(config, row.rope_layout == "pairs", factors)
     for layer in model.layers:
         layer.self_attn.rope = rope

@@ -21,9 +21,12 @@ from tqgguf.formats.models.config import override_rope, read_model_config
 from tqgguf.formats.models.embedded import embedded_model
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_gguf
 from tqgguf.runtime.attention import hook
+from tqgguf.runtime.backends import gpu_launcher
+from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.layers.cpu_model import suit_cpu
 from tqgguf.runtime.models.architectures import check_served, find_architecture
-from tqgguf.runtime.models.gguf_model import check_tensors, read_model
+from tqgguf.runtime.models.block_model import read_block_model
+from tqgguf.runtime.models.gguf_model import activations, check_tensors, read_model
 from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 from tqgguf.runtime.native.library import load_library
@@ -76,16 +79,24 @@ class OpenModel:
         """The tokenizer that the metadata describe; there before any weight is read."""
         return load_tokenizer(self.file.metadata)
 
-    def load(self, progress: Progress | None = None, *, form: Form | None = None) -> LoadedModel:
+    def load(
+        self, progress: Progress | None = None, *, form: Form | None = None, launcher: Launcher | None = None
+    ) -> LoadedModel:
         """Read the weights. FormatError: a weight's values are not finite.
 
         If no form is named it is the device's: on a CPU dense, but with the matrices left in the file, which must then
-        stay as it is (see `packed_rows`). A form that is named holds for all weights.
+        stay as it is (see `packed_rows`). A form that is named holds for all weights. launcher: of the kernels for
+        blocks, instead of this device's.
         """
         tokenizer = self.tokenizer
         chosen = form or default_form()
         library = load_library() if form is None and chosen == "dense" else None
-        model = read_model(self.file, self.config, self._names, chosen, progress, library)
+        if chosen == "blocks" and activations(self.file, self._names) == mx.float32:
+            model = read_block_model(self.file, self.config, self._names, launcher or gpu_launcher(), progress)
+        else:
+            model = read_model(
+                self.file, self.config, self._names, "packed" if chosen == "blocks" else chosen, progress, library
+            )
         suit_cpu(model)
         hook.install()
         return LoadedGguf(model, tokenizer, self.config, self.fingerprint)
