@@ -26,7 +26,6 @@ from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.llama.from_snapshot import ExportOptions
-from tqgguf.formats.llama.profiles import MAINLINE
 from tqgguf.formats.llama.to_snapshot import ImportOptions
 from tqgguf.formats.mlx.from_snapshot import MlxExportOptions
 from tqgguf.formats.mlx.to_snapshot import ROPE_ORDERS, MlxImportOptions
@@ -43,7 +42,7 @@ def convert_cache(request: ConvertRequest, source: End, target: End) -> int:
     foreign = Foreign(
         outline,
         request.head_dim or 0,
-        ImportOptions(request.profile or MAINLINE, request.rotated, request.generation, request.sequence),
+        ImportOptions(request.profile, request.rotated, request.generation, request.sequence),
         MlxImportOptions(traditional=_asked_order(request)),
     )
     snapshot = open_carrier(request.source, foreign)

@@ -46,6 +46,8 @@ OTHER_PURPOSES: Final[dict[str, str]] = {
 """In words, what llama.cpp's further values of `general.type` mean."""
 
 STATE_MAGICS: Final[dict[bytes, FileKind]] = {b"nsgg": FileKind.SESSION, b"qsgg": FileKind.SEQUENCE}
+STATE_KINDS: Final = frozenset(STATE_MAGICS.values())
+"""llama.cpp's files that hold a prompt cache."""
 
 MAX_SAFETENSORS_HEADER: Final = 1 << 24
 """Bytes of JSON, of which a hostile file can make thirty times as much memory. A model with a hundred thousand tensors
