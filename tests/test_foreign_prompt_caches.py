@@ -1,8 +1,10 @@
-"""`tqgguf run --prompt-cache` on other programs' files: read as their writer meant it or not at all, and kept as it was."""
+"""`tqgguf run --prompt-cache` on other programs' files: read as their writer meant them or not at all, and kept so."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.main import main
-from tqgguf.formats.carriers.table import Foreign, open_carrier
+from tqgguf.formats.carriers.table import Foreign, open_carrier, write_carrier
 from tqgguf.formats.file_kind import FileKind
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.llama.from_snapshot import ExportOptions, export_llama_state
@@ -255,3 +257,19 @@ def test_a_profile_without_a_file_has_no_effect_and_says_so(files: Files) -> Non
     argv = ("run", "-m", str(files.model), "-no-cnv", "-p", "a", "-n", "1")
     files(*argv, "--prompt-cache-profile", "mainline")
     assert "--prompt-cache-profile: no effect without --prompt-cache FILE" in files.err
+
+
+@pytest.mark.parametrize("kind", [FileKind.SNAPSHOT, *(kind for kind, _, _ in KINDS.values()), FileKind.SAFETENSORS])
+def test_a_new_prompt_cache_is_its_owners_alone_and_an_old_one_keeps_its_permissions(
+    files: Files, kind: FileKind
+) -> None:
+    snapshot = files.snapshot()
+    before = os.umask(0)
+    try:
+        write_carrier(files.cache, snapshot, kind)
+        assert stat.S_IMODE(files.cache.stat().st_mode) == 0o600
+        files.cache.chmod(0o644)
+        files.run(TEXT + " and on")
+        assert stat.S_IMODE(files.cache.stat().st_mode) == 0o644
+    finally:
+        os.umask(before)

@@ -104,6 +104,13 @@ def model_cases() -> Iterator[tuple[str, Unsound]]:
     yield "non-finite-value", gguf(data, len(data) - 32 + 20, "t")
 
 
+def changed_type(data: bytes, said: bytes, other: bytes) -> tuple[int, bytes]:
+    """Where general.type stands in a file, and the file with another text of that length there."""
+    at = value_at(data, "general.type")
+    assert data[at + 8 : at + 8 + len(said)] == said and len(said) == len(other)
+    return at, data[: at + 8] + other + data[at + 8 + len(said) :]
+
+
 def layout_cases() -> Iterator[tuple[str, Unsound]]:
     yield "other-format", gguf(b"PK\x03\x04\x14\x00\x00\x00", 0)
     yield "version-2", gguf(header()[:4] + u32(2) + header()[8:], 4)
@@ -114,6 +121,8 @@ def layout_cases() -> Iterator[tuple[str, Unsound]]:
     yield "tensor-gap", gguf(data, 82, "u")
     yield "trailing-data", gguf(one_tensor() + b"end", 96)
     yield "text-utf8", gguf(entry(u32(8) + text(b"caf\xe9")), 37)
+    at, damaged = changed_type(carrier_bytes(SMALL), b"kv-snapshot", b"kv-snapshOt")
+    yield "general-type", gguf(damaged, at)
     yield "unknown-type", gguf(one_tensor(type_id=99), 45, "t")
     yield "removed-type", gguf(one_tensor(type_id=4), 45, "t")
 

@@ -87,6 +87,9 @@ class _Metadata:
 
     def defects(self) -> Iterator[GgufError]:
         yield from self._types()
+        said = self.entries.get("general.type")
+        if said is not None and said.type.value is ValueType.STRING and said.value != "model":
+            yield self.bad("general-type", said, "model, as the file's tensors are", shown(said.value))
         yield from self._sizes()
         yield from self._heads()
         yield from self._vocabulary()

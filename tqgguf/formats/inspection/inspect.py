@@ -52,7 +52,7 @@ def _size(path: str) -> FileSize:
 
 
 def _inspect_gguf(file: GGUFFile) -> Inspection:
-    kind = gguf_kind(file.metadata.get, file.tensors)
+    kind = gguf_kind(file.metadata, file.tensors)
     about: Any = None
     notes: tuple[str, ...] = ()
     costs: dict[str, Any] = {}

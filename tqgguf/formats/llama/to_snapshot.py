@@ -3,10 +3,10 @@
 What a snapshot has no place for goes to its `origin`, so that `llama.from_snapshot` can write the same file again,
 byte by byte. What the file cannot tell is asked for: the model's layers, and how rows are coded (`llama.reading`).
 
-Origin: carrier "llama.cpp", profile, rotated, generation, assumed where these were not told; and where the file holds one sequence alone: kind, version,
-architecture, memories, streams and stream (base and window), sequence, v_trans, `order_base` and `order_window` (the
-position of each cell where they are not in order), `block_bytes_<type>` of turbo blocks (of 128 values), packed,
-trailing; rewritten, where a session went on from the file.
+Origin: carrier "llama.cpp", profile, rotated, generation, assumed where these were not told; and where the file holds
+one sequence alone: kind, version, architecture, memories, streams and stream (base and window), sequence, v_trans,
+`order_base` and `order_window` (the position of each cell where they are not in order), `block_bytes_<type>` of turbo
+blocks (of 128 values), packed, trailing; rewritten, where a session went on from the file.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ModelIdentity:
         if Path(path).is_dir():
             return cls(readable(path), fingerprint_folder(path))
         with open_gguf(path) as file:
-            check_is_model(file.path, file.metadata.get, file.tensors)
+            check_is_model(file.path, file.metadata, file.tensors)
             return cls(readable(path), fingerprint_gguf(file))
 
 

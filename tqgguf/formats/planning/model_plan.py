@@ -92,7 +92,7 @@ def plan_model(path: str | os.PathLike[str], ask: Ask) -> ModelPlan:
             f"{os.fsdecode(path)}: expected a GGUF file, found a folder; `tqgguf inspect` sizes its cache"
         )
     with open_gguf(path, even_cut=True) as file:
-        check_is_model(file.path, file.metadata.get, file.tensors)
+        check_is_model(file.path, file.metadata, file.tensors)
         about, shapes, notes = model_facts(file)
         weights, file_weights = held_bytes(file, ask.device), file_bytes(file)
         path, n_files = file.path, len(file.paths)

@@ -17,7 +17,7 @@ from tqgguf.formats.gguf.finite import no_progress
 from tqgguf.formats.gguf.model_rules import judge_metadata, judge_tensors
 from tqgguf.formats.gguf.parse import ParsedGguf, parse
 from tqgguf.formats.gguf.reader import GGUFFile
-from tqgguf.formats.gguf.rules import find, judge, judge_layout, judge_types
+from tqgguf.formats.gguf.rules import judge, judge_layout, judge_types
 from tqgguf.formats.gguf.split import judge_set, shard_paths
 from tqgguf.formats.llama.parse import parse_state
 from tqgguf.formats.llama.row_rules import judge_rows
@@ -150,11 +150,8 @@ class Validation:
 
 
 def _kind(files: list[ParsedGguf]) -> FileKind:
-    def value_of(key: str) -> object:
-        entry = find(files[0], key)
-        return None if entry is None else entry.value
-
-    return gguf_kind(value_of, (tensor.name for parsed in files for tensor in parsed.tensors))
+    metadata = {entry.key: entry.value for entry in reversed(files[0].entries)}  # of a key that occurs twice the first
+    return gguf_kind(metadata, {tensor.name for parsed in files for tensor in parsed.tensors})
 
 
 def _snapshot(file: GGUFFile, found: Findings, progress: Callable[[int], None]) -> None:

@@ -1,8 +1,8 @@
 """Whether the rows of a foreign prompt cache are what a model computes: its first token tells.
 
-Such a file does not say which weights made it, whether its rows are rotated, or in which order a key's channels are. The
-keys and values of the token at position 0 depend on nothing but that token, so that one step shows whether what was
-assumed of the file is right.
+Such a file does not say which weights made it, whether its rows are rotated, or in which order a key's channels are.
+The keys and values of the token at position 0 depend on nothing but that token, so that one step shows whether what
+was assumed of the file is right.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def check_first_token(path: str, snapshot: Snapshot, loaded: LoadedModel) -> Non
         error = float(np.linalg.norm(found - expected)) / scale if scale else 0.0
         if error > MAX_RELATIVE_ERROR:
             raise RequestError(
-                f"{path}: layer {layer.layer}: {side.upper()} of the first token is not what this model computes for it "
-                f"(relative error {error:.2f}, expected at most {MAX_RELATIVE_ERROR}): the file is another model's, or "
-                "was written by another build of llama.cpp than assumed (--prompt-cache-profile), or has a key's "
+                f"{path}: layer {layer.layer}: {side.upper()} of the first token is not what this model computes for "
+                f"it (relative error {error:.2f}, expected at most {MAX_RELATIVE_ERROR}): the file is another model's, "
+                "or was written by another build of llama.cpp than assumed (--prompt-cache-profile), or has a key's "
                 "channels in another order (convert --rope-order)"
             )
 

@@ -132,8 +132,8 @@ def _as_native(made: PromptCache, snapshot: Snapshot) -> Snapshot:
         return snapshot
     if not made.reads_only:
         made.notices = (
-            f"{readable(made.path)}: holds blocks as another build of llama.cpp codes them; they are decoded to f16 for "
-            "this run, and the file is not written",
+            f"{readable(made.path)}: holds blocks as another build of llama.cpp codes them; they are decoded to f16 "
+            "for this run, and the file is not written",
         )
     made.reads_only = True
     types = {f"type_{side}": "f16" for side in foreign}

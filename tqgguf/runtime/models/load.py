@@ -51,7 +51,7 @@ class OpenModel:
         self, file: GGUFFile, *, rope_freq_base: float | None = None, rope_freq_scale: float | None = None
     ) -> None:
         self.file = file
-        check_is_model(file.path, file.metadata.get, file.tensors)
+        check_is_model(file.path, file.metadata, file.tensors)
         find_architecture(file.text("general.architecture"))
         self.config = override_rope(read_model_config(file), freq_base=rope_freq_base, freq_scale=rope_freq_scale)
         check_served(self.config)
