@@ -91,6 +91,10 @@ def model_cases() -> Iterator[tuple[str, Unsound]]:
     yield "pretokenizer", tiny("tokenizer.ggml.pre", "default")
     without = tiny_gguf(TINY, None, {"blk.0.ffn_norm.weight": None})
     yield "tensor-missing", gguf(without, None, "blk.0.ffn_norm.weight")
+    yield "vocabulary", tiny("tokenizer.ggml.merges", ["Ġt", "t h"])
+    yield "chat-template", tiny("tokenizer.chat_template", "{% if messages %}")
+    factors = tiny_gguf(TINY, None, {"rope_freqs.weight": np.zeros(16, np.float32)})
+    yield "tensor-value", gguf(factors, len(factors) - 64, "rope_freqs.weight")
     name = "blk.0.ffn_up.weight"
     turned = tiny_gguf(TINY, None, {name: np.zeros((32, 128), np.float32)})
     yield "tensor-shape", gguf(turned, record_at(turned, name) + 8 + len(name) + 4, name)

@@ -72,6 +72,7 @@ class GGUFFile(MetadataAccess):
         cut: DefectError | None = None,
     ) -> None:
         self.path, self.cut = path, cut
+        self.parsed = tuple(files)
         self.paths = paths
         self.version = files[0].version
         self.alignment = gguf_rules.alignment(files[0])

@@ -26,6 +26,7 @@ from tqgguf.formats.mapped_file import map_file, release
 from tqgguf.formats.mlx.cache import is_mlx_cache, judge_mlx_cache
 from tqgguf.formats.models.belonging import ModelIdentity, judge_belonging, no_fingerprint
 from tqgguf.formats.models.calibration import calibration_defects
+from tqgguf.formats.models.loading import served_defects
 from tqgguf.formats.rules.finding import EnoughError, Finding, Findings
 from tqgguf.formats.rules.table import DefectError
 from tqgguf.formats.safetensors import check_safetensors
@@ -154,6 +155,11 @@ def _kind(files: list[ParsedGguf]) -> FileKind:
     return gguf_kind(metadata, {tensor.name for parsed in files for tensor in parsed.tensors})
 
 
+def _model(file: GGUFFile, found: Findings, progress: Callable[[int], None]) -> None:
+    if not found.has("model-fragment"):
+        found.extend(served_defects(file))
+
+
 def _snapshot(file: GGUFFile, found: Findings, progress: Callable[[int], None]) -> None:
     snapshot = read_snapshot(file, found.report)
     if len(file.paths) > 1:
@@ -175,6 +181,7 @@ CHECKS: Final[dict[FileKind, Callable[[Validation, Buffer], None]]] = {
 """How a file is looked through, by the kind that its first bytes say."""
 
 KINDS_OF_GGUF: Final[dict[FileKind, Callable[[GGUFFile, Findings, Callable[[int], None]], None]]] = {
+    FileKind.MODEL: _model,
     FileKind.SNAPSHOT: _snapshot,
     FileKind.CALIBRATION: _calibration,
 }

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from tqgguf.formats.cursor import raise_errors
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import check_is_model
-from tqgguf.formats.gguf.model_rules import judge_metadata
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.models.config import override_rope, read_model_config
 from tqgguf.formats.models.embedded import embedded_model
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_gguf
+from tqgguf.formats.models.loading import factor_defects, header_defects, reading_vocabulary, refuse
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.cpu_model import suit_cpu
 from tqgguf.runtime.models.architectures import check_served, find_architecture
@@ -28,9 +28,6 @@ from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, defa
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
-
-BORNE = ("special-token",)
-"""Errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids, and says so."""
 
 
 class LoadedGguf(LoadedModel):
@@ -55,10 +52,8 @@ class OpenModel:
         find_architecture(file.text("general.architecture"))
         self.config = override_rope(read_model_config(file), freq_base=rope_freq_base, freq_scale=rope_freq_scale)
         check_served(self.config)
+        refuse(chain(header_defects(file), factor_defects(file)))
         self._names = check_tensors(file, self.config)
-        for defect in judge_metadata(file.path, file.entries):
-            if defect.code not in BORNE:
-                raise_errors(defect)
 
     @property
     def path(self) -> str:
@@ -74,7 +69,7 @@ class OpenModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the metadata describe; there before any weight is read."""
-        return load_tokenizer(self.file.metadata)
+        return reading_vocabulary(self.file, lambda: load_tokenizer(self.file.metadata))
 
     def load(self, progress: Progress | None = None, *, form: Form | None = None) -> LoadedModel:
         """Read the weights. FormatError: a weight's values are not finite.
