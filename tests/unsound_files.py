@@ -143,6 +143,7 @@ def split_cases(folder: Path) -> Iterator[tuple[str, Unsound]]:
     yield "split-number", Unsound({one: first, two: first}, value_at(first, "split.no"), file=two)
     yield "split-disagrees", Unsound({one: first, two: changed}, count_at, file=two)
     yield "split-key", Unsound({one: first, two: keyless}, None, file=two)
+    yield "joined-files", Unsound({"joined.gguf": first + second}, len(first))
     yield "snapshot-split", split_snapshot(folder)
 
 

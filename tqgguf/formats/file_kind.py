@@ -166,4 +166,10 @@ def found_instead(head: bytes) -> tuple[str, str]:
     if is_safetensors(head):
         return "other-format", "a safetensors file; name its folder instead"
     other = other_kind(head)
-    return ("not-gguf", repr(head[:4])) if other is None else (other.code, other.what)
+    return ("not-gguf", f"a file that begins with {_words(head[:4])}") if other is None else (other.code, other.what)
+
+
+def _words(head: bytes) -> str:
+    """Bytes as they stand in messages: a text where they are one, else hexadecimal numbers."""
+    text = head.decode("ascii", "replace")
+    return text if text.isascii() and text.isprintable() and not text.isspace() else f"bytes {head.hex(' ')}"

@@ -179,6 +179,8 @@ def open_gguf(path: str | os.PathLike[str], *, even_cut: bool = False) -> GGUFFi
 
     try:
         files = [_parse_sound(buffers[0], name, judged)]
+        for defect in gguf_rules.judge_joined(files[0], buffers[0]):
+            raise defect
         paths, index = shard_paths(files[0])
         if len(paths) > 1:
             mapped, parsed = buffers.pop(), files.pop()

@@ -22,6 +22,7 @@ from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import ggml_type_name
 from tqgguf.formats.llama.blocks import form_of, group_bytes
 from tqgguf.formats.llama.file_rows import FileRows, file_rows
@@ -126,8 +127,8 @@ def import_llama_state(state: LlamaState, model: ModelOutline, options: ImportOp
     reading = resolve_reading(options.profile, options.rotated, options.generation)
     if state.architecture is not None and model.architecture and state.architecture != model.architecture:
         raise FormatError(
-            f"{state.path}: it is of a model of architecture {state.architecture!r}, the model named is of "
-            f"{model.architecture!r}"
+            f"{state.path}: it is of a model of architecture {shown(state.architecture)}, the model named is of "
+            f"{shown(model.architecture)}"
         )
     runs = [_run(state, memory, name, options.sequence) for name, memory in zip(MEMORIES, state.memories, strict=False)]
     n_cells = runs[0].first + runs[0].n_cells

@@ -17,7 +17,7 @@ from tqgguf.formats.gguf.finite import no_progress
 from tqgguf.formats.gguf.model_rules import judge_metadata, judge_tensors
 from tqgguf.formats.gguf.parse import ParsedGguf, parse
 from tqgguf.formats.gguf.reader import GGUFFile
-from tqgguf.formats.gguf.rules import judge, judge_layout, judge_types
+from tqgguf.formats.gguf.rules import judge, judge_joined, judge_layout, judge_types
 from tqgguf.formats.gguf.split import judge_set, shard_paths
 from tqgguf.formats.llama.parse import parse_state
 from tqgguf.formats.llama.row_rules import judge_rows
@@ -114,6 +114,10 @@ class Validation:
     def _set(self, named: ParsedGguf) -> tuple[list[ParsedGguf], bool]:
         """All files of the set that the file belongs to, mapped like it, as far as they are there; whether all are."""
         if not named.is_whole:
+            return [named], False
+        joined = list(judge_joined(named, self._buffers[0]))
+        if joined:
+            self._found.extend(joined)
             return [named], False
         try:
             self.paths, index = shard_paths(named)

@@ -20,6 +20,7 @@ from tqgguf.formats.models.config import override_rope, read_model_config
 from tqgguf.formats.models.embedded import embedded_model
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_gguf
 from tqgguf.formats.models.loading import factor_defects, header_defects, reading_vocabulary, refuse
+from tqgguf.formats.models.model_path import model_path
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.cpu_model import suit_cpu
 from tqgguf.runtime.models.architectures import check_served, find_architecture
@@ -91,9 +92,12 @@ def open_model(
 ) -> OpenModel | OpenFolder:
     """Open a model and check from its headers alone that it can be served.
 
-    FormatError and TqggufError: the file is damaged, or not there. UnsupportedModelError: it is sound, but not served.
+    path: a GGUF, any shard of a split one, a folder that holds one whole set of shards, or an MLX folder. FormatError
+    and TqggufError: the file is damaged, or not there. RequestError: no path of a model (see `model_path`).
+    UnsupportedModelError: it is sound, but not served.
     """
-    if not Path(path).is_dir():
+    path = model_path(path)
+    if not os.path.isdir(path):
         return OpenModel(open_gguf(path), rope_freq_base=rope_freq_base, rope_freq_scale=rope_freq_scale)
     if rope_freq_base or rope_freq_scale:
         raise RequestError(f"{path}: RoPE of an MLX folder is set in its config.json (rope_theta, rope_scaling)")

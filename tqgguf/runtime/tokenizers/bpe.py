@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
 from tqgguf.formats.errors import UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.vocabulary import PREFIX, SPACE, SURROGATE, Vocabulary, read_merges, read_name, utf8
 from tqgguf.runtime.tokenizers.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
 
@@ -103,7 +104,7 @@ def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pre
         return PRETOKENIZERS[DEFAULT_PRETOKENIZER]
     if name not in PRETOKENIZERS:
         raise UnsupportedModelError(
-            f"{PREFIX}pre: expected a pre-tokenizer that is known, found {name!r}, which is not supported"
+            f"{PREFIX}pre: expected a pre-tokenizer that is known, found {shown(name)}, which is not supported"
         )
     return PRETOKENIZERS[name]
 
