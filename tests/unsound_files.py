@@ -143,6 +143,12 @@ def split_cases(folder: Path) -> Iterator[tuple[str, Unsound]]:
     yield "split-number", Unsound({one: first, two: first}, value_at(first, "split.no"), file=two)
     yield "split-disagrees", Unsound({one: first, two: changed}, count_at, file=two)
     yield "split-key", Unsound({one: first, two: keyless}, None, file=two)
+    parts = [f"blk.{{}}.{name}.weight" for name in ("attn_q", "attn_k", "ffn_up")]
+    mixed = [
+        {part.format(i): np.zeros((1, 32), kind) for part in parts} for i, kind in enumerate((np.float32, np.float16))
+    ]
+    paths = write_split(folder, "t", {"general.architecture": "x"}, mixed)
+    yield "split-types", Unsound({path.name: path.read_bytes() for path in paths}, None)
     yield "joined-files", Unsound({"joined.gguf": first + second}, len(first))
     yield "snapshot-split", split_snapshot(folder)
 
