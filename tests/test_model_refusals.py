@@ -299,7 +299,7 @@ def damaged(path: Path, name: str) -> Path:
 def load(path: Path) -> None:
     """All that a chat does before it reads a weight, and the reading."""
     opened = open_model(path)
-    ChatTemplate.of(opened.tokenizer)
+    ChatTemplate.of(opened.tokenizer).render([{"role": "user", "content": "a"}])
     opened.load()
 
 

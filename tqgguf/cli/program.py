@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     heed_sigterm()
     problem = _no_verb(arguments)
     if problem is not None:
-        return _fail(problem, 2)
+        return _fail((problem,), 2)
     try:
         status = typer.main.get_command(app).main(arguments, prog_name="tqgguf", standalone_mode=False)
         sys.stdout.flush()

@@ -18,10 +18,10 @@ from tqgguf.formats.gguf.model_keys import SERVED
 from tqgguf.formats.gguf.model_rules import judge_metadata, judge_tensors
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.gguf.tensor_values import can_decode, decode
-from tqgguf.formats.models.chat_syntax import template_mistake
 from tqgguf.formats.models.config import ROPE_FACTORS, read_model_config
 from tqgguf.formats.models.vocabulary import BPE_MODELS, VocabularyError, read_merges, read_model, read_vocabulary
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.templates.process import PROCESS, TemplateLimitError, TemplateMistakeError
 
 BORNE: Final = ("special-token",)
 """Errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids, and says so."""
@@ -110,10 +110,12 @@ def _vocabulary(file: GGUFFile) -> None:
 
 def _template(file: GGUFFile) -> Iterator[DefectError]:
     template = file.metadata.get(TEMPLATE)
-    mistake = template_mistake(template) if isinstance(template, str) else None
-    if mistake is not None:
-        message = f"{TEMPLATE}: expected a Jinja template, found a mistake: {mistake}"
-        yield GgufError("chat-template", file.path, message, offset=file.value_offset(TEMPLATE))
+    if not isinstance(template, str) or not template:
+        return
+    try:
+        PROCESS.compile(template)
+    except (TemplateMistakeError, TemplateLimitError) as error:
+        yield GgufError("chat-template", file.path, str(error), offset=file.value_offset(TEMPLATE))
 
 
 def _is_of_layer(name: str) -> bool:
