@@ -19,7 +19,7 @@ from tqgguf.formats.blocks.codec import Side, resolve_codec
 from tqgguf.formats.blocks.ggml import IQ4_NL_CODEBOOK
 from tqgguf.formats.blocks.kv_size import LayerShape, side_bytes
 from tqgguf.formats.blocks.rotation import SIGNS_1_HEX, SIGNS_2_HEX
-from tqgguf.formats.llama.profiles import MAINLINE, PROFILES, Profile
+from tqgguf.formats.llama.profiles import PROFILES, Profile
 
 SPEC = Path(__file__).parent
 VERSION = 1
@@ -88,7 +88,7 @@ def tables() -> dict[str, Any]:
             name: resolve_codec(name, t.block_size, "k").encode(np.zeros(t.block_size)).tobytes().hex()
             for name, t in BLOCK_TYPES.items()
         },
-        "fork_profiles": [fork(profile) for profile in PROFILES.values() if profile.name != MAINLINE],
+        "fork_profiles": [fork(profile) for profile in PROFILES.values() if profile.turbo_types],
     }
 
 

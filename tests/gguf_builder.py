@@ -192,7 +192,7 @@ def _scalar(type_id: int, value: Any, order: str) -> bytes:
 
 
 def _string(text: str | bytes, order: str) -> bytes:
-    data = text.encode() if isinstance(text, str) else text
+    data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     return struct.pack(f"{order}Q", len(data)) + data
 
 

@@ -32,6 +32,24 @@ def test_a_new_file_gets_the_permissions_that_files_get_and_an_old_one_keeps_its
         assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277, 0o777])
+def test_a_private_file_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "file"
+    before = os.umask(umask)
+    try:
+        with replacing(path, private=True) as temporary:
+            assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+            temporary.write_bytes(b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for mode in (0o640, 0o400, 0o666):
+        path.chmod(mode)
+        with replacing(path, private=True) as temporary:
+            temporary.write_bytes(b"newer")
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
 def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")

@@ -82,8 +82,12 @@ def scale_of(*values: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("entries", "tensors", "said"),
     [
-        ({"general.type": None}, {}, "expected general.type kv-calibration, found 'model'"),
-        ({"general.type": "imatrix"}, {}, "expected general.type kv-calibration, found 'imatrix'"),
+        ({"general.type": None}, {}, "general.type: expected kv-calibration, as the file's keys are, found nothing"),
+        (
+            {"general.type": "imatrix"},
+            {},
+            "general.type: expected kv-calibration, as the file's keys are, found 'imatrix'",
+        ),
         ({"tqgguf.calibration.version": 2}, {}, "expected a calibration of version 1, found 2; make it again"),
         ({"tqgguf.calibration.version": None}, {}, "tqgguf.calibration.version"),
         ({"tqgguf.calibration.tokens": -1}, {}, "tqgguf.calibration.tokens"),

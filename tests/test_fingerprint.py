@@ -248,7 +248,7 @@ def test_what_differs_between_folders_is_named(
         (b"", "expected a safetensors header, found 0 bytes"),
         (b"\xff" * 64, "expected a safetensors header"),
         ((5).to_bytes(8, "little") + b"{not}", "expected a header in JSON"),
-        ((2).to_bytes(8, "little") + b"[]", "expected an object as header, found list"),
+        ((2).to_bytes(8, "little") + b"[]", "expected an object as header, found a list"),
         ((9).to_bytes(8, "little") + b'{"w": {}}', "tensor 'w': expected dtype, shape and data_offsets"),
     ],
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from gguf_builder import I32, STRING, U16, Typed, build_gguf, quantised, write_split
+from gguf_builder import I32, STRING, U16, Tensor, Typed, build_gguf, quantised, tensor_of, write_split
 
+import tqgguf
 from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.rules.table import RULES
@@ -168,8 +170,14 @@ DAMAGED: dict[str, tuple[Callable[[list[Path]], Path], str, str, str]] = {
     "shards of two models": (
         rewrite(1, **{"general.architecture": "qwen2"}), "split-disagrees", SECOND, "'qwen2', expected 'llama'",
     ),
+    "a later shard says another name": (
+        rewrite(1, **{"llama.block_count": 3}), "split-disagrees", SECOND, "'llama.block_count' is 3, expected 2 as in",
+    ),
+    "a later shard has other tokens": (
+        rewrite(2, **{"tokenizer.ggml.tokens": ["a", "c"]}), "split-disagrees", THIRD, "is ['a', 'c'], expected",
+    ),
     "an architecture of numbers": (
-        rewrite(1, **{"general.architecture": [1, 2]}), "split-disagrees", SECOND, "array([1, 2]",
+        rewrite(1, **{"general.architecture": [1, 2]}), "split-disagrees", SECOND, "is [1, 2], expected",
     ),
     "a shard has no number": (rewrite(1, **{"split.no": None}), "split-key", SECOND, "split.no is missing"),
     "a shard is no shard": (rewrite(1, **{"split.count": None}), "split-key", SECOND, "split.count is missing"),
@@ -194,4 +202,33 @@ def test_a_damaged_set_names_the_file_at_fault(case: str, paths: list[Path]) -> 
 
 
 def test_every_defect_of_a_set_has_a_case() -> None:
-    assert {code for code in RULES if code.startswith("split-")} <= {code for _, code, _, _ in DAMAGED.values()}
+    errors = {code for code, rule in RULES.items() if code.startswith("split-") and rule.severity == "error"}
+    assert errors <= {code for _, code, _, _ in DAMAGED.values()}
+
+
+PARTS = [f"{name}.weight" for name in ("attn_q", "attn_k", "attn_v", "ffn_up")]
+
+
+def layer(number: int, *type_names: str) -> dict[str, Tensor]:
+    """The matrices of a layer, of these types in turn, and a norm."""
+    types = type_names * len(PARTS)
+    rows = {f"blk.{number}.{part}": quantised(np.ones((1, 32)), types[i]) for i, part in enumerate(PARTS)}
+    return rows | {f"blk.{number}.attn_norm.weight": tensor_of(np.ones(32, np.float32))}
+
+
+@pytest.mark.parametrize(
+    ("shards", "found"),
+    [
+        ([layer(0, "Q4_0"), layer(1, "Q8_0"), layer(2, "Q4_0")], [SECOND]),
+        ([layer(0, "Q4_0"), layer(1, "Q8_0"), layer(2, "Q8_0")], [FIRST]),
+        ([layer(0, "Q4_0"), layer(1, "Q4_0"), layer(2, "Q4_0")], []),
+        ([layer(0, "Q4_0", "Q8_0"), layer(1, "Q4_0"), layer(2, "Q4_0", "Q5_0")], []),
+        ([{}, layer(1, "Q8_0"), layer(2, "Q8_0")], []),
+        ([{"output.weight": quantised(np.ones((1, 32)), "Q8_0")}, layer(1, "Q4_0"), layer(2, "Q4_0")], []),
+    ],
+)
+def test_shards_of_another_quantisation_are_worth_a_warning(tmp_path: Path, shards: Any, found: list[str]) -> None:
+    paths = write_split(tmp_path, "model", METADATA, shards)
+    warned = [finding.file for finding in tqgguf.validate(paths[0]) if finding.rule.name == "split-types"]
+    assert warned == [str(tmp_path / name) for name in found]
+    open_gguf(paths[0]).close()

@@ -190,7 +190,7 @@ def test_what_llama_cpp_could_not_use_is_refused(snapshot, options, message):
 def test_changing_types_of_a_foreign_file_keeps_its_layout(tmp_path):
     built = build_state("sequence", 2, memories=[Memory(cells=[(1, [3]), (0, [3])])], tokens=[5, 6], trailing=b"x")
     snapshot = imported(built.data, tmp_path, TWO)
-    state = export_llama_state(snapshot, ExportOptions(type_k="q8_0"))
+    state = export_llama_state(snapshot, ExportOptions(type_k="q8_0", rotated=True))
     cells = state.memories[0].streams[0].cells
     assert (list(cells.positions), list(cells.sequence_ids), state.version) == ([1, 0], [3, 3], 2)
     assert bytes(state.trailing) == b"x"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from gguf_builder import Tensor
-from tiny_models import TinyModel, model_tensors, tiny_gguf, write_tiny
+from gguf_builder import F32, I32, U32, Tensor, Typed
+from tiny_models import ORACLE_CASES, TinyModel, model_tensors, tiny_gguf, write_tiny
 
+import tqgguf
+from tqgguf.cli.main import main
+from tqgguf.formats.cursor import raise_errors
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError, UnsupportedModelError
+from tqgguf.formats.gguf.model_keys import SERVED
+from tqgguf.formats.gguf.model_rules import judge_tensors
+from tqgguf.formats.gguf.parse import parse
+from tqgguf.runtime.generation.chat import ChatTemplate
+from tqgguf.runtime.models.architectures import ARCHITECTURES
 from tqgguf.runtime.models.load import open_model
 
 # Refusals: kind of error (its exit status), what the line says, and what is changed in a sound file.
@@ -151,7 +161,7 @@ REFUSALS = {
 TENSOR_REFUSALS = {
     "missing": (
         FormatError,
-        r"tensor blk\.0\.ffn_up\.weight is missing \(1 of 20 are\)$",
+        r"tensor 'blk\.0\.ffn_up\.weight' is missing, which such a model needs$",
         {"blk.0.ffn_up.weight": None},
     ),
     "no embedding": (
@@ -161,12 +171,12 @@ TENSOR_REFUSALS = {
     ),
     "wrong shape": (
         FormatError,
-        r"blk\.0\.ffn_up\.weight: expected shape \(256, 256\), found \(128, 256\)$",
+        r"blk\.0\.ffn_up\.weight': expected shape 256 x 256 by the metadata, found 256 x 128 \(",
         {"blk.0.ffn_up.weight": np.ones((128, 256), np.float32)},
     ),
     "norm shape": (
         FormatError,
-        r"blk\.0\.attn_norm\.weight: expected shape \(256,\), found \(255,\)$",
+        r"blk\.0\.attn_norm\.weight': expected shape 256 by the metadata, found 255 \(",
         {"blk.0.attn_norm.weight": np.ones(255, np.float32)},
     ),
     "unknown extra": (
@@ -191,7 +201,7 @@ TENSOR_REFUSALS = {
     ),
     "factors": (
         FormatError,
-        r"rope_freqs\.weight: expected shape \(32,\), found \(16,\)",
+        r"rope_freqs\.weight': expected shape 32 by the metadata, found 16 \(",
         {"rope_freqs.weight": np.ones(16, np.float32)},
     ),
 }
@@ -215,6 +225,131 @@ def test_what_the_metadata_rule_out_is_refused_in_one_line(tmp_path, name):
 def test_what_the_tensors_rule_out_is_refused_in_one_line(tmp_path, name):
     kind, line, tensors = TENSOR_REFUSALS[name]
     check_refusal(write_tiny(tmp_path / "tiny.gguf", LLAMA, None, tensors), kind, line)
+
+
+# What is wrong with a whole model, whoever looks: model, metadata, tensors.
+DAMAGES: dict[str, tuple[TinyModel, dict[str, Any], dict[str, Any]]] = {
+    **{
+        f"norm {name}": (TinyModel(architecture, n_layers=1), {}, {name: np.ones(size, np.float32)})
+        for architecture, name, size in (
+            ("llama", "output_norm.weight", 3),
+            ("llama", "blk.0.ffn_norm.weight", (256, 1)),
+            ("qwen3", "blk.0.attn_q_norm.weight", 63),
+            ("qwen3", "blk.0.attn_k_norm.weight", 1),
+            ("gemma3", "blk.0.post_attention_norm.weight", 255),
+            ("gemma3", "blk.0.post_ffw_norm.weight", 257),
+        )
+    },
+    "bias of another size": (TinyModel("qwen2"), {}, {"blk.1.attn_k.bias": np.ones(127, np.float32)}),
+    "bias as a matrix": (TinyModel("qwen2"), {}, {"blk.1.attn_v.bias": np.ones((128, 1), np.float32)}),
+    "no bias": (TinyModel("qwen2"), {}, {"blk.0.attn_q.bias": None}),
+    "no bias of K": (TinyModel("qwen2"), {}, {"blk.1.attn_k.bias": None}),
+    "no norm of heads": (TinyModel("qwen3"), {}, {"blk.1.attn_q_norm.weight": None}),
+    "output of another size": (TinyModel(tied=False), {}, {"output.weight": np.ones((287, 256), np.float32)}),
+    **{
+        f"factors of {value}": (LLAMA, {}, {"rope_freqs.weight": np.full(32, value, np.float32)})
+        for value in (0, -1, 1e-38, 1e38, np.inf, np.nan)
+    },
+    "one factor of 0": (LLAMA, {}, {"rope_freqs.weight": np.r_[np.ones(31), 0].astype(np.float32)}),
+    "factors as a matrix": (LLAMA, {}, {"rope_freqs.weight": np.ones((1, 32), np.float32)}),
+    "no vocabulary": (LLAMA, {"tokenizer.ggml.tokens": None, "tokenizer.ggml.token_type": None}, {}),
+    "no tokenizer": (LLAMA, {"tokenizer.ggml.model": None}, {}),
+    "no merges": (LLAMA, {"tokenizer.ggml.merges": None}, {}),
+    "merge without a space": (LLAMA, {"tokenizer.ggml.merges": ["t h", "th"]}, {}),
+    "merge of a space": (LLAMA, {"tokenizer.ggml.merges": ["t "]}, {}),
+    "merge that is not UTF-8": (LLAMA, {"tokenizer.ggml.merges": ["t \udcff"]}, {}),
+    "token twice": (LLAMA, {"tokenizer.ggml.tokens": [f"t{min(i, 286)}" for i in range(288)]}, {}),
+    "byte token without a byte": (LLAMA, {"tokenizer.ggml.token_type": Typed(I32, [6] * 288)}, {}),
+    "score that is no number": (
+        LLAMA,
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": Typed(F32, [np.nan] * 288)},
+        {},
+    ),
+    "epsilon below 0": (LLAMA, {"llama.attention.layer_norm_rms_epsilon": -1e-5}, {}),
+    "RoPE base of 0": (LLAMA, {"llama.rope.freq_base": 0.0}, {}),
+    "RoPE factor beyond all": (LLAMA, {"llama.rope.scaling.factor": 1e30}, {}),
+    "RoPE factor below 0": (LLAMA, {"llama.rope.scaling.factor": -4.0}, {}),
+    "layers as an array": (LLAMA, {"llama.block_count": Typed(U32, [2])}, {}),
+    "RoPE base as an array": (LLAMA, {"llama.rope.freq_base": Typed(F32, [10000.0])}, {}),
+    **{
+        f"{key} as an array": (LLAMA, {key: [value]}, {})
+        for key, value in (
+            ("general.architecture", "llama"),
+            ("tokenizer.chat_template", "{{ messages }}"),
+            ("tokenizer.ggml.model", "gpt2"),
+            ("tokenizer.ggml.pre", "gpt-2"),
+        )
+    },
+    "flag as a number": (LLAMA, {"tokenizer.ggml.add_bos_token": 1}, {}),
+    **{
+        f"template {source[:30]}": (LLAMA, {"tokenizer.chat_template": source}, {})
+        for source in (
+            "{% for m in messages %}", "{{ messages[0] ", "{% endif %}", "{% nothing %}", "{{ 'a }}",
+            "{% generation %}", "{{" + "(" * 5000,
+        )
+    },
+}  # fmt: skip
+
+
+def damaged(path: Path, name: str) -> Path:
+    model, metadata, tensors = DAMAGES[name]
+    return write_tiny(path, model, metadata, tensors)
+
+
+def load(path: Path) -> None:
+    """All that a chat does before it reads a weight, and the reading."""
+    opened = open_model(path)
+    ChatTemplate.of(opened.tokenizer).render([{"role": "user", "content": "a"}])
+    opened.load()
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.filterwarnings("error")
+def test_what_the_loader_refuses_validate_finds_and_convert_refuses(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = damaged(tmp_path / "tiny.gguf", name)
+    with pytest.raises(TqggufError):
+        load(path)
+    _validate_and_convert_refuse(path, capsys)
+
+
+@pytest.mark.parametrize("name", [name for name, case in REFUSALS.items() if case[0] is FormatError])
+def test_so_do_they_with_what_metadata_rule_out(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, model, metadata = REFUSALS[name]
+    path = write_tiny(tmp_path / "tiny.gguf", model, metadata)
+    _validate_and_convert_refuse(path, capsys, ("folder",) if name == "no architecture" else TARGETS)
+
+
+TARGETS = ("other.gguf", "folder")
+
+
+def _validate_and_convert_refuse(
+    path: Path, capsys: pytest.CaptureFixture[str], targets: tuple[str, ...] = TARGETS
+) -> None:
+    errors = [finding for finding in tqgguf.validate(path) if finding.is_error]
+    assert errors and all(finding.message.count("\n") == 0 and len(finding.message) < 500 for finding in errors)
+    for target in map(path.with_name, targets):
+        capsys.readouterr()
+        assert main(["convert", str(path), str(target)]) == 1
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and not target.exists(), err
+
+
+def test_what_the_rules_know_of_tensors_is_what_the_classes_have() -> None:
+    """The table of names and shapes against the parameters of mlx-lm's classes, and which architectures there are."""
+    assert set(SERVED) == set(ARCHITECTURES)
+    for model in ORACLE_CASES.values():
+        data = tiny_gguf(model)
+        tensors = {name for name in model_tensors(model) if name not in ("output.weight", "rope_freqs.weight")}
+        parsed = parse(data, "tiny.gguf", raise_errors)
+        for name in tensors:
+            lacking = replace(parsed, tensors=[tensor for tensor in parsed.tensors if tensor.name != name])
+            assert [(defect.code, defect.tensor) for defect in judge_tensors([lacking])] == [("tensor-missing", name)]
+        for tensor in parsed.tensors:
+            other = replace(tensor, dims=(*tensor.dims[:-1], tensor.dims[-1] + 1))
+            changed = replace(parsed, tensors=[other if each is tensor else each for each in parsed.tensors])
+            assert [(d.code, d.tensor) for d in judge_tensors([changed])] == [("tensor-shape", tensor.name)]
 
 
 def test_unequal_head_sizes_of_k_and_v_are_refused(tmp_path):

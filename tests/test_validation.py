@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf_builder import BOOL, STRING, U16, U64, Tensor, Typed, build_gguf, quantised, tensor_of, write_split
+from gguf_builder import BOOL, STRING, U16, U32, U64, Tensor, Typed, build_gguf, quantised, tensor_of, write_split
 from snapshots import carrier_bytes, make_snapshot
 from test_gguf_defects import DAMAGED, array, entry, header, text, u32, u64
 from test_snapshot_defects import SMALL
@@ -17,10 +18,13 @@ from unsound_files import TINY, Unsound, calibration, safetensors, unsound_files
 
 import tqgguf
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.file_kind import GENERAL_TYPES, MAX_SAFETENSORS_HEADER, FileKind
+from tqgguf.formats.file_kind import GENERAL_TYPES, MAX_SAFETENSORS_HEADER, FileKind, gguf_kind
 from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.models.calibration import read_calibration
 from tqgguf.formats.rules.finding import MAX_PER_RULE, Finding
 from tqgguf.formats.rules.table import RULES, DefectError
+from tqgguf.formats.snapshots.read import open_snapshot
+from tqgguf.runtime.models.load import open_model
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +136,57 @@ def test_gemma_is_sound() -> None:
 def test_what_tqgguf_writes_is_sound(tmp_path: Path) -> None:
     assert findings(tmp_path, carrier_bytes(SMALL)) == []
     assert findings(tmp_path, calibration(tmp_path)) == []
+
+
+@pytest.mark.parametrize("said", ["kv-snapshou", "model", "adapter", "kv-calibration", 7, ["kv-snapshot"], None])
+def test_our_own_keys_say_what_a_file_is_and_a_general_type_that_disagrees_is_found(said: Any, tmp_path: Path) -> None:
+    path = tmp_path / "cache.gguf"
+    for data, is_snapshot in (
+        (carrier_bytes(SMALL, _saying(said)), True),
+        (_calibration_saying(said, tmp_path), False),
+    ):
+        path.write_bytes(data)
+        with open_gguf(path) as file:
+            kind = gguf_kind(file.metadata, file.tensors)
+        assert kind is (FileKind.SNAPSHOT if is_snapshot else FileKind.CALIBRATION)
+        if is_snapshot is (said == "kv-calibration") or said not in ("kv-snapshot", "kv-calibration"):
+            (finding,) = tqgguf.validate(path)
+            assert finding.rule.name == "general-type"
+            with pytest.raises(DefectError, match=r"general\.type"):
+                (open_snapshot if is_snapshot else read_calibration)(path)
+        else:
+            assert tqgguf.validate(path) == []
+
+
+def _saying(said: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(metadata: dict[str, Any], _: dict[str, Any]) -> None:
+        metadata.pop("general.type", None)
+        if said is not None:
+            metadata["general.type"] = said
+
+    return change
+
+
+def _calibration_saying(said: Any, folder: Path) -> bytes:
+    calibration(folder)
+    with open_gguf(folder / "made.gguf") as file:
+        metadata: dict[str, Any] = {
+            key: Typed(U32, value) if isinstance(value, int) else value for key, value in file.metadata.items()
+        }
+        tensors = {name: file.array(name).copy() for name in file.tensors}
+    metadata["tqgguf.calibration.tokens"] = Typed(U64, 5)
+    _saying(said)(metadata, tensors)
+    return build_gguf(metadata, tensors)
+
+
+@pytest.mark.parametrize("said", ["modem", "", 7])
+def test_a_whole_model_whose_general_type_is_damaged_is_one_and_it_is_found(said: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf(TINY, {"general.type": said}))
+    (finding,) = tqgguf.validate(path)
+    assert finding.rule.name == ("general-type" if isinstance(said, str) else "metadata-type")
+    with pytest.raises(DefectError, match=r"general\.type"):
+        open_model(path)
 
 
 def test_a_whole_set_is_sound_whichever_shard_is_named(tmp_path: Path) -> None:

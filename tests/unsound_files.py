@@ -91,6 +91,10 @@ def model_cases() -> Iterator[tuple[str, Unsound]]:
     yield "pretokenizer", tiny("tokenizer.ggml.pre", "default")
     without = tiny_gguf(TINY, None, {"blk.0.ffn_norm.weight": None})
     yield "tensor-missing", gguf(without, None, "blk.0.ffn_norm.weight")
+    yield "vocabulary", tiny("tokenizer.ggml.merges", ["Ġt", "t h"])
+    yield "chat-template", tiny("tokenizer.chat_template", "{% if messages %}")
+    factors = tiny_gguf(TINY, None, {"rope_freqs.weight": np.zeros(16, np.float32)})
+    yield "tensor-value", gguf(factors, len(factors) - 64, "rope_freqs.weight")
     name = "blk.0.ffn_up.weight"
     turned = tiny_gguf(TINY, None, {name: np.zeros((32, 128), np.float32)})
     yield "tensor-shape", gguf(turned, record_at(turned, name) + 8 + len(name) + 4, name)
@@ -104,6 +108,13 @@ def model_cases() -> Iterator[tuple[str, Unsound]]:
     yield "non-finite-value", gguf(data, len(data) - 32 + 20, "t")
 
 
+def changed_type(data: bytes, said: bytes, other: bytes) -> tuple[int, bytes]:
+    """Where general.type stands in a file, and the file with another text of that length there."""
+    at = value_at(data, "general.type")
+    assert data[at + 8 : at + 8 + len(said)] == said and len(said) == len(other)
+    return at, data[: at + 8] + other + data[at + 8 + len(said) :]
+
+
 def layout_cases() -> Iterator[tuple[str, Unsound]]:
     yield "other-format", gguf(b"PK\x03\x04\x14\x00\x00\x00", 0)
     yield "version-2", gguf(header()[:4] + u32(2) + header()[8:], 4)
@@ -114,6 +125,8 @@ def layout_cases() -> Iterator[tuple[str, Unsound]]:
     yield "tensor-gap", gguf(data, 82, "u")
     yield "trailing-data", gguf(one_tensor() + b"end", 96)
     yield "text-utf8", gguf(entry(u32(8) + text(b"caf\xe9")), 37)
+    at, damaged = changed_type(carrier_bytes(SMALL), b"kv-snapshot", b"kv-snapshOt")
+    yield "general-type", gguf(damaged, at)
     yield "unknown-type", gguf(one_tensor(type_id=99), 45, "t")
     yield "removed-type", gguf(one_tensor(type_id=4), 45, "t")
 
@@ -130,6 +143,13 @@ def split_cases(folder: Path) -> Iterator[tuple[str, Unsound]]:
     yield "split-number", Unsound({one: first, two: first}, value_at(first, "split.no"), file=two)
     yield "split-disagrees", Unsound({one: first, two: changed}, count_at, file=two)
     yield "split-key", Unsound({one: first, two: keyless}, None, file=two)
+    parts = [f"blk.{{}}.{name}.weight" for name in ("attn_q", "attn_k", "ffn_up")]
+    mixed = [
+        {part.format(i): np.zeros((1, 32), kind) for part in parts} for i, kind in enumerate((np.float32, np.float16))
+    ]
+    paths = write_split(folder, "t", {"general.architecture": "x"}, mixed)
+    yield "split-types", Unsound({path.name: path.read_bytes() for path in paths}, None)
+    yield "joined-files", Unsound({"joined.gguf": first + second}, len(first))
     yield "snapshot-split", split_snapshot(folder)
 
 

@@ -24,7 +24,8 @@ RESTORE_EXAMPLE = 'tqgguf cache restore book.kv.gguf -m model.gguf -p "Who is th
 INFO_EXAMPLE = "tqgguf cache info book.kv.gguf"
 EXAMPLES = (SAVE_EXAMPLE, RESTORE_EXAMPLE, INFO_EXAMPLE)
 
-_PROMPT_CACHE = frozenset({"--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro"})
+_PROMPT_CACHE = frozenset({"--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro", "--prompt-cache-profile"})
+_PROMPT_CACHE_WRITTEN = frozenset({"--prompt-cache-all"})
 _CHATTING = frozenset({"--single-turn", "--multiline-input"})
 _ANSWERING = frozenset({"--predict", "--reverse-prompt", "--json", "--display-prompt", "--ignore-eos"})
 _DECIDED = frozenset({
@@ -88,8 +89,8 @@ class SaveCommand(CacheCommand):
 class RestoreCommand(CacheCommand):
     """The file is only read."""
 
-    left_out = _PROMPT_CACHE | _CHATTING | _DECIDED
-    flags = _flags_without(_PROMPT_CACHE - {"--prompt-cache", "--prompt-cache-ro"} | _CHATTING | _DECIDED)
+    left_out = _PROMPT_CACHE - {"--prompt-cache-profile"} | _CHATTING | _DECIDED
+    flags = _flags_without(_PROMPT_CACHE_WRITTEN | _CHATTING | _DECIDED)
     more = ("--prompt-cache-ro",)
     examples: ClassVar[Sequence[str]] = (RESTORE_EXAMPLE,)
 

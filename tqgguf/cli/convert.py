@@ -104,8 +104,8 @@ def convert(
         str | None,
         option(
             FOREIGN,
-            "Whose llama.cpp wrote SRC, or is to read DST: mainline, thetom-2026-05. Default: what SRC says, else "
-            "mainline.",
+            "Whose llama.cpp wrote SRC, or is to read DST: mainline, thetom-2026-05, mainline-unrotated. Default: what "
+            "SRC says, else mainline.",
             "--profile",
             metavar="NAME",
         ),

@@ -26,10 +26,10 @@ from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.llama.from_snapshot import ExportOptions
-from tqgguf.formats.llama.profiles import MAINLINE
 from tqgguf.formats.llama.to_snapshot import ImportOptions
 from tqgguf.formats.mlx.from_snapshot import MlxExportOptions
 from tqgguf.formats.mlx.to_snapshot import ROPE_ORDERS, MlxImportOptions
+from tqgguf.formats.models.model_path import model_path
 from tqgguf.formats.models.outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshots.fit import check_model
 from tqgguf.formats.snapshots.snapshot import Snapshot
@@ -43,7 +43,7 @@ def convert_cache(request: ConvertRequest, source: End, target: End) -> int:
     foreign = Foreign(
         outline,
         request.head_dim or 0,
-        ImportOptions(request.profile or MAINLINE, request.rotated, request.generation, request.sequence),
+        ImportOptions(request.profile, request.rotated, request.generation, request.sequence),
         MlxImportOptions(traditional=_asked_order(request)),
     )
     snapshot = open_carrier(request.source, foreign)
@@ -65,6 +65,7 @@ def _check_places(request: ConvertRequest) -> None:
 def _outline(model: str | None) -> ModelOutline | None:
     if model is None:
         return None
+    model = model_path(model)
     if os.path.isdir(model):
         raise RequestError(f"-m {model}: expected the model's GGUF, found a folder")
     with open_gguf(model) as file:

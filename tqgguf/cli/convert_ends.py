@@ -62,7 +62,7 @@ def source_end(path: str) -> End:
         raise _no_source(path)
     if kind is FileKind.GGUF:
         with open_gguf(path) as file:
-            kind = gguf_kind(file.metadata.get, file.tensors)
+            kind = gguf_kind(file.metadata, file.tensors)
     if kind not in _SOURCES:
         raise RequestError(f"{path}: expected a model or a prompt cache, found a {kind.value}; copy it")
     return _SOURCES[kind]

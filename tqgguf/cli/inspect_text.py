@@ -50,7 +50,7 @@ def _facts(found: Inspection) -> Facts:
         yield from _state(about)
     elif found.kind is FileKind.GGUF:
         values = {key: entry.value for key, entry in found.metadata.items()}
-        yield "purpose", gguf_purpose(values.get, ())
+        yield "purpose", gguf_purpose(values, ())
         yield "architecture", str(values.get("general.architecture", ""))
     if found.metadata:
         entries, tensors = _count(len(found.metadata), "entry"), _count(len(found.tensors), "tensor")

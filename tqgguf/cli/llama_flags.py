@@ -303,6 +303,7 @@ OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--kv-calibration", "file", ours=True),
     _implemented("--kv-workspace", "integer", ours=True),
     _implemented("--kv-kernel-rows", "integer", ours=True),
+    _implemented("--prompt-cache-profile", "text", ours=True),
     _implemented("--debug", ours=True),
 )
 

@@ -6,6 +6,8 @@ An error is one line on stderr; the exit status says whose fault it is: 1 the in
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -130,6 +132,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
     heed_sigterm()
+    problem = _no_verb(arguments)
+    if problem is not None:
+        return _fail((problem,), 2)
     try:
         status = typer.main.get_command(app).main(arguments, prog_name="tqgguf", standalone_mode=False)
         sys.stdout.flush()
@@ -159,6 +164,25 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         return _fail((unexpected(error),), 1)
+
+
+_WITHOUT_A_VERB = frozenset({*HELP_NAMES["help_option_names"], "--version"})
+_SHOWN_ARGUMENTS = 6
+
+
+def _no_verb(arguments: Sequence[str]) -> str | None:
+    """What to say where llama.cpp's flags, or a file, stand in a verb's place."""
+    first = arguments[0] if arguments else ""
+    if first.startswith("-") and not _WITHOUT_A_VERB & set(arguments):
+        rest = " ..." if len(arguments) > _SHOWN_ARGUMENTS else ""
+        example = f"tqgguf run {shlex.join(arguments[:_SHOWN_ARGUMENTS])}{rest}"
+        return f"expected a verb first, found {first}; to answer a prompt: {example}"
+    if os.path.splitext(first)[1] and os.path.lexists(first):
+        name = shlex.quote(first)
+        return (
+            f"expected a verb first, found a file; `tqgguf run -m {name}` runs it, `tqgguf inspect {name}` describes it"
+        )
+    return None
 
 
 def _status_of(error: KeyboardInterrupt) -> int:

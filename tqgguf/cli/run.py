@@ -121,6 +121,15 @@ def run(
     prompt_cache_ro: Annotated[
         bool, option(KV_HEADING, "Take it up, and never write it.", "--prompt-cache-ro")
     ] = False,
+    prompt_cache_profile: Annotated[
+        str | None,
+        option(
+            KV_HEADING,
+            "Whose llama.cpp wrote it, where the file does not say; names as for convert --profile.",
+            "--prompt-cache-profile",
+            metavar="NAME",
+        ),
+    ] = None,
     kv_workspace: Annotated[
         int | None,
         option(

@@ -148,7 +148,15 @@ class _Run:
             check_replaceable(request.prompt_cache)
             return PromptCache(request.prompt_cache)
         reads_only, keeps_all = request.prompt_cache_ro, request.prompt_cache_all
-        found = open_prompt_cache(request.prompt_cache, self.opened, reads_only=reads_only, keeps_all=keeps_all)
+        found = open_prompt_cache(
+            request.prompt_cache,
+            self.opened,
+            reads_only=reads_only,
+            keeps_all=keeps_all,
+            profile=request.prompt_cache_profile,
+        )
+        for notice in found.notices:
+            say(notice)
         if request.purpose == "ask" and not found.known_tokens:
             lacks = "it does not say its tokens" if found.tokens else "found none"
             raise RequestError(f"{readable(request.prompt_cache)}: expected a prompt cache to go on from, {lacks}")

@@ -103,6 +103,8 @@ class RunRequest:
     """Keep in it what is generated too."""
     prompt_cache_ro: bool = False
     """Take it up, and never write it."""
+    prompt_cache_profile: str | None = None
+    """Whose llama.cpp wrote it, a name in `llama.profiles`. None: what the file says."""
     kv_workspace: int | None = None
     """On a GPU, MiB that decoded pages of a prompt's step may take at a time. None: the backend's."""
     kv_kernel_rows: int | None = None
@@ -147,6 +149,8 @@ class RunRequest:
             yield f"--cache-exact-first {self.exact_first}: no effect, K and V are of float types in every layer"
         if self.prompt_cache is None and (self.prompt_cache_all or self.prompt_cache_ro):
             yield "--prompt-cache-all, --prompt-cache-ro: no effect without --prompt-cache FILE"
+        if self.prompt_cache is None and self.prompt_cache_profile is not None:
+            yield "--prompt-cache-profile: no effect without --prompt-cache FILE"
 
     def __post_init__(self) -> None:
         problems = Problems()

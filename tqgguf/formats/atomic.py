@@ -25,6 +25,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+_OWNER_ALONE = stat.S_IRUSR | stat.S_IWUSR
 _PREFIX, _SUFFIX = ".tqgguf-", ".tmp"
 _ORPHAN_SECONDS = 24 * 3600
 """Age from which a temporary file is nobody's on a file system that has no locks."""
@@ -73,18 +74,20 @@ def refuse_source(path: str, sources: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
     """Gives an empty temporary file beside `path` to write, which takes its place when the block ends without an error.
 
-    An existing file's permissions are kept. RequestError: as `check_target`. TqggufError: the file could not be written
-    (a full disk); whatever ends the block, the temporary file is gone and `path` holds the old file or the new one.
+    An existing file's permissions are kept. private: a new file is for its owner alone, whatever the umask (else it
+    gets the permissions that new files get). RequestError: as `check_target`. TqggufError: the file could not be
+    written (a full disk); whatever ends the block, the temporary file is gone and `path` holds the old file or the new
+    one.
     """
-    with replacing_set([path]) as temporaries:
+    with replacing_set([path], private=private) as temporaries:
         yield temporaries[0]
 
 
 @contextlib.contextmanager
-def replacing_set(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
+def replacing_set(paths: Sequence[str | os.PathLike[str]], *, private: bool = False) -> Iterator[list[Path]]:
     """`replacing` for files that belong together, the first of which makes the others readable.
 
     When the block ends without an error, all are flushed, then renamed, the first last. An older first file goes before
@@ -95,7 +98,7 @@ def replacing_set(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
     writers: list[_Writer] = []
     try:
         for target in targets:
-            writers.append(_Writer(target))
+            writers.append(_Writer(target, private))
         yield [writer.temporary for writer in writers]
         for writer in writers:
             writer.flush()
@@ -125,14 +128,18 @@ def _different_targets(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 class _Writer:
-    """A temporary file beside `target`, locked while it is written."""
+    """A temporary file beside `target`, locked while it is written. kept: the permissions that it is to have, None
+    where they are those that new files get.
+    """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, private: bool) -> None:
         self.target = target
-        self.kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        self.kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else _OWNER_ALONE if private else None
         _remove_orphans(target.parent)
         mode = 0o666 if self.kept is None else self.kept | stat.S_IWUSR
         self.temporary, self.held = _locked(target, lambda path: _create(path, mode))
+        if self.kept is not None:
+            self.temporary.chmod(mode)  # the umask may have taken what its owner needs to write it
 
     def flush(self) -> None:
         """All of it to the disk, with the permissions that the target has."""

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, Literal
 
 from tqgguf.formats.errors import FormatError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.json_file import read_json
 
 FORMAT, VERSION = "tqgguf bench", 1
@@ -226,8 +227,9 @@ def read_record(path: str) -> BenchRecord:
     found = read_json(Path(path))
     if found.get("format") != FORMAT or found.get("version") != VERSION:
         raise FormatError(
-            f"{path}: expected what `tqgguf bench -o json` writes (version {VERSION}), found {found.get('format')!r} "
-            f"of version {found.get('version')!r}"
+            f"{path}: expected what `tqgguf bench -o json` writes (version {VERSION}), found "
+            f"{shown(found['format']) if 'format' in found else 'none'} of version "
+            f"{shown(found['version']) if 'version' in found else 'none'}"
         )
     try:
         return BenchRecord(
@@ -239,7 +241,13 @@ def read_record(path: str) -> BenchRecord:
             [str(note) for note in found["notes"]],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path}: expected the records of `tqgguf bench`, found a mistake: {error!r}") from error
+        raise FormatError(
+            f"{path}: expected the records of `tqgguf bench`, found a mistake: {_mistake(error)}"
+        ) from error
+
+
+def _mistake(error: Exception) -> str:
+    return f"no {error.args[0]}" if isinstance(error, KeyError) else " ".join(str(error).split())
 
 
 _OWN = ("format", "version", "modes", "speed", "memory", "match", "notes")

@@ -4,11 +4,12 @@ files of several kinds. Nothing is opened here, and nothing is believed beyond t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tqgguf.formats.errors import FormatError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import MAGIC
 
 HEAD_BYTES: Final = 512
@@ -38,6 +39,13 @@ GENERAL_TYPES: Final[dict[str, FileKind]] = {
 }
 """Values of `general.type` in a GGUF; any other is FileKind.GGUF. Where it is absent, the architecture decides."""
 
+OWN_KEYS: Final[dict[str, FileKind]] = {
+    "tqgguf.snapshot.": FileKind.SNAPSHOT,
+    "tqgguf.checksum.": FileKind.SNAPSHOT,
+    "tqgguf.calibration.": FileKind.CALIBRATION,
+}
+"""What keys begin with that only one kind of file has, whatever its `general.type` was damaged to."""
+
 OTHER_PURPOSES: Final[dict[str, str]] = {
     "adapter": "a LoRA adapter, to be used beside a model",
     "mmproj": "a projector of images or sound, to be used beside a model",
@@ -45,7 +53,12 @@ OTHER_PURPOSES: Final[dict[str, str]] = {
 }
 """In words, what llama.cpp's further values of `general.type` mean."""
 
+EMBEDDING: Final = "token_embd.weight"
+"""A tensor that every language model has, and no adapter, projector or cache."""
+
 STATE_MAGICS: Final[dict[bytes, FileKind]] = {b"nsgg": FileKind.SESSION, b"qsgg": FileKind.SEQUENCE}
+STATE_KINDS: Final = frozenset(STATE_MAGICS.values())
+"""llama.cpp's files that hold a prompt cache."""
 
 MAX_SAFETENSORS_HEADER: Final = 1 << 24
 """Bytes of JSON, of which a hostile file can make thirty times as much memory. A model with a hundred thousand tensors
@@ -107,32 +120,38 @@ def other_kind(head: bytes) -> OtherFile | None:
     return next((other for other in OTHER_FILES if text.startswith(other.prefix)), None)
 
 
-def gguf_kind(value_of: Callable[[str], Any], tensor_names: Iterable[str]) -> FileKind:
-    """The kind of a GGUF, by its metadata (`value_of`: key -> value or None) and its tensors' names."""
-    general_type = value_of("general.type")
+def gguf_kind(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> FileKind:
+    """The kind of a GGUF, by its metadata and its tensors' names. Our own keys count for more than `general.type`, and
+    so does the embedding of a language model where `general.type` is nothing that is known here.
+    """
+    for prefix, kind in OWN_KEYS.items():
+        if any(key.startswith(prefix) for key in metadata):
+            return kind
+    general_type = metadata.get("general.type")
+    if isinstance(general_type, str) and general_type in (GENERAL_TYPES | OTHER_PURPOSES):
+        return GENERAL_TYPES.get(general_type, FileKind.GGUF)
     if general_type is not None:
-        return GENERAL_TYPES.get(general_type, FileKind.GGUF) if isinstance(general_type, str) else FileKind.GGUF
-    if value_of("general.architecture") is not None or any(map(is_model_tensor, tensor_names)):
+        return FileKind.MODEL if EMBEDDING in tensor_names else FileKind.GGUF
+    if "general.architecture" in metadata or any(map(is_model_tensor, tensor_names)):
         return FileKind.MODEL
     return FileKind.GGUF
 
 
-def gguf_purpose(value_of: Callable[[str], Any], tensor_names: Iterable[str]) -> str:
+def gguf_purpose(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> str:
     """What a GGUF is, in words, whatever its kind."""
-    kind = gguf_kind(value_of, tensor_names)
+    kind = gguf_kind(metadata, tensor_names)
     if kind is not FileKind.GGUF:
         return f"a {kind}"
-    said = value_of("general.type")
+    said = metadata.get("general.type")
     if not isinstance(said, str):
         return "a GGUF that does not say what it is"
-    return OTHER_PURPOSES.get(said, f"a GGUF of type {said!r}")
+    return OTHER_PURPOSES.get(said, f"a GGUF of type {shown(said)}")
 
 
-def check_is_model(path: str, value_of: Callable[[str], Any], tensor_names: Iterable[str]) -> None:
+def check_is_model(path: str, metadata: Mapping[str, Any], tensor_names: Collection[str]) -> None:
     """FormatError for a GGUF of another purpose."""
-    names = list(tensor_names)
-    if gguf_kind(value_of, names) is not FileKind.MODEL:
-        raise FormatError(f"{path}: expected a model, found {gguf_purpose(value_of, names)}")
+    if gguf_kind(metadata, tensor_names) is not FileKind.MODEL:
+        raise FormatError(f"{path}: expected a model, found {gguf_purpose(metadata, tensor_names)}")
 
 
 def is_model_tensor(name: str) -> bool:
@@ -147,4 +166,10 @@ def found_instead(head: bytes) -> tuple[str, str]:
     if is_safetensors(head):
         return "other-format", "a safetensors file; name its folder instead"
     other = other_kind(head)
-    return ("not-gguf", repr(head[:4])) if other is None else (other.code, other.what)
+    return ("not-gguf", f"a file that begins with {_words(head[:4])}") if other is None else (other.code, other.what)
+
+
+def _words(head: bytes) -> str:
+    """Bytes as they stand in messages: a text where they are one, else hexadecimal numbers."""
+    text = head.decode("ascii", "replace")
+    return text if text.isascii() and text.isprintable() and not text.isspace() else f"bytes {head.hex(' ')}"

@@ -16,8 +16,14 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: expected JSON, found a mistake: {words_of(error)}") from error
     if not isinstance(value, dict):
-        raise FormatError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise FormatError(f"{path}: expected a JSON object, found {json_kind(value)}")
     return value
+
+
+def json_kind(value: Any) -> str:
+    """What a JSON value is, in words."""
+    kinds = ((bool, "true or false"), (dict, "an object"), (list, "a list"), (str, "a text"), (int | float, "a number"))
+    return next((kind for types, kind in kinds if isinstance(value, types)), "null")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -19,6 +19,7 @@ from tqgguf.formats.errors import words_of
 from tqgguf.formats.file_kind import MAX_SAFETENSORS_HEADER
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import MAX_SIZE
+from tqgguf.formats.json_file import json_kind
 from tqgguf.formats.mapped_file import map_file
 from tqgguf.formats.rules.table import DefectError
 
@@ -158,7 +159,7 @@ class _Header:
             message = f"expected a header in JSON, found a mistake: {words_of(error)}"
             raise self._error("safetensors-header", message, _LENGTH_BYTES) from error
         if not isinstance(header, dict):
-            found = type(header).__name__
+            found = json_kind(header)
             message = f"expected an object as header, found {found}"
             raise self._error("safetensors-header", message, _LENGTH_BYTES, "an object", found)
         for name in repeated[:1]:

@@ -34,9 +34,13 @@ class TensorToWrite:
 
 
 def write_safetensors(
-    path: str | os.PathLike[str], tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]
+    path: str | os.PathLike[str],
+    tensors: Sequence[TensorToWrite],
+    metadata: Mapping[str, str],
+    *,
+    private: bool = False,
 ) -> None:
-    """Write a file, or replace it; errors as `atomic.replacing`."""
+    """Write a file, or replace it; private and errors as `atomic.replacing`."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
     for tensor in tensors:
@@ -45,7 +49,7 @@ def write_safetensors(
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with replacing(path, private=private) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
             n = sum(file.write(piece) for piece in tensor.pieces())

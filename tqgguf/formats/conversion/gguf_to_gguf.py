@@ -23,6 +23,7 @@ from tqgguf.formats.gguf.split import SPLIT_KEYS
 from tqgguf.formats.gguf.tensor_values import can_decode, decode
 from tqgguf.formats.gguf.types import GGML_TYPES, MetadataType, ValueType, ggml_type_name
 from tqgguf.formats.gguf.write import Piece, entry, u32_entry
+from tqgguf.formats.models.loading import model_defects, refuse
 
 STEPS_KEY: Final = "tqgguf.convert.steps"
 """Array of strings: what `tqgguf convert` did to the weights, the latest last."""
@@ -44,10 +45,12 @@ def plan_gguf(
     """Plan the conversion of an open file, which must stay open until the plan is written, into `target`.
 
     wanted: a type of FILE_TYPES for the weights, None to leave all as they are. max_bytes: of a shard, 0 for one file.
-    step: the provenance to be noted where weights change. RequestError for a target that is part of the source, or
-    whose name cannot be; for weights that would be quantised twice unless `requantise`; UnsupportedModelError for
-    weights of a type that cannot be decoded.
+    step: the provenance to be noted where weights change. DefectError: the model is not sound. RequestError for a
+    target that is part of the source, or whose name cannot be; for weights that would be quantised twice unless
+    `requantise`; UnsupportedModelError for weights of a type that cannot be decoded.
     """
+    if "general.architecture" in file.metadata:  # else nobody knows what the file must have
+        refuse(model_defects(file))
     facts = facts_of(file)
     tensors = []
     for info in file.tensors.values():

@@ -6,6 +6,8 @@ import os
 from itertools import islice
 from typing import Final
 
+import numpy as np
+
 from tqgguf.formats.rules.table import DefectError
 
 SHOWN_CHARACTERS: Final = 80  # of a name or value in a message: a damaged file's may have thousands
@@ -13,6 +15,8 @@ SHOWN_CHARACTERS: Final = 80  # of a name or value in a message: a damaged file'
 
 def shown(value: object) -> str:
     """A name or value from a file as it stands in a message: on one line, printable, not endless."""
+    if isinstance(value, np.ndarray):
+        value = value.reshape(-1)[: SHOWN_CHARACTERS + 1].tolist()
     if isinstance(value, str | bytes | list | tuple):
         value = value[: SHOWN_CHARACTERS + 1]
     elif isinstance(value, dict):

@@ -102,6 +102,12 @@ DENSE_ARCHITECTURES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Architectures whose layers are all alike -> the weights of each. Of others only that every layer has some tensor."""
 
+SERVED: Final = ("llama", "qwen2", "qwen3", "gemma3")
+"""Architectures that the runtime evaluates."""
+
+BIASES: Final[dict[str, tuple[str, ...]]] = {"qwen2": ("attn_q", "attn_k", "attn_v")}
+"""Architecture -> what has a bias in each layer."""
+
 MODEL_TENSORS: Final = ("token_embd.weight", "output_norm.weight")
 """What a dense model has beside its layers. output.weight may be absent: the embedding serves for it."""
 
@@ -115,3 +121,13 @@ MATRICES: Final[dict[str, tuple[str, str]]] = {
     "ffn_down": ("ffn", "hidden"),
 }
 """Matrices of a dense layer -> the sizes of input and output, in ggml's order of dimensions."""
+
+VECTORS: Final[dict[str, str]] = {
+    "attn_norm": "hidden",
+    "ffn_norm": "hidden",
+    "post_attention_norm": "hidden",
+    "post_ffw_norm": "hidden",
+    "attn_q_norm": "head",
+    "attn_k_norm": "head",
+}
+"""Norms of a dense layer -> their size. A bias has that of its matrix's output."""

@@ -20,6 +20,7 @@ from tqgguf.formats.gguf.model_keys import (
     ARRAY_KEYS,
     AS_LONG_AS_TOKENS,
     AT_MOST,
+    BIASES,
     DENSE_ARCHITECTURES,
     DENSE_KEYS,
     EXPERTS,
@@ -32,6 +33,7 @@ from tqgguf.formats.gguf.model_keys import (
     PLAIN_KEYS,
     RECURRENT,
     REQUIRED_KEYS,
+    VECTORS,
 )
 from tqgguf.formats.gguf.parse import ARRAY_HEADER_BYTES, Entry, ParsedGguf, TensorRecord
 from tqgguf.formats.gguf.types import INTEGER_TYPES, ValueType
@@ -87,6 +89,9 @@ class _Metadata:
 
     def defects(self) -> Iterator[GgufError]:
         yield from self._types()
+        said = self.entries.get("general.type")
+        if said is not None and said.type.value is ValueType.STRING and said.value != "model":
+            yield self.bad("general-type", said, "model, as the file's tensors are", shown(said.value))
         yield from self._sizes()
         yield from self._heads()
         yield from self._vocabulary()
@@ -101,7 +106,7 @@ class _Metadata:
             elif key in per_layer:
                 if entry.type.scalar not in INTEGER_TYPES:
                     yield self.bad("metadata-type", entry, "an integer, or one for each layer", str(entry.type))
-            elif kind is not None and entry.type.scalar not in kind[1]:
+            elif kind is not None and (entry.type.scalar if key in named else entry.type.value) not in kind[1]:
                 yield self.bad("metadata-type", entry, kind[0], str(entry.type))
             elif kind is not None and isinstance(entry.value, float) and not math.isfinite(entry.value):
                 yield self.bad("metadata-value", entry, "a finite number", entry.value)
@@ -239,6 +244,8 @@ class _Tensors:
             for part in layer_tensors
             if part not in absent
         ]
+        biases = BIASES.get(self.metadata.architecture or "", ())
+        layers += [f"blk.{n}.{part}.bias" for n in range(n_layers) if n in self.layers for part in biases]
         return [*MODEL_TENSORS, *layers]
 
     def _missing_key(self, key: str) -> GgufError:
@@ -262,12 +269,17 @@ class _Tensors:
             return
         yield from self._shape("token_embd.weight", (sizes["hidden"], sizes["tokens"]))
         yield from self._shape("output.weight", (sizes["hidden"], sizes["tokens"]))
+        yield from self._shape("output_norm.weight", (sizes["hidden"],))
+        yield from self._shape("rope_freqs.weight", (sizes["pairs"],))
         for layer in range(n_layers):
             for part, (n_in, n_out) in MATRICES.items():
                 yield from self._shape(f"blk.{layer}.{part}.weight", (sizes[n_in], sizes[n_out]))
+                yield from self._shape(f"blk.{layer}.{part}.bias", (sizes[n_out],))
+            for part, n in VECTORS.items():
+                yield from self._shape(f"blk.{layer}.{part}.weight", (sizes[n],))
 
     def _sizes(self) -> dict[str, int | None] | None:
-        """Sizes by the names of MATRICES; None if they are not the same in all layers, or not all there."""
+        """Sizes by the names of MATRICES and VECTORS; None if they are not the same in all layers, or not all there."""
         metadata = self.metadata
         hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
         kv_heads = metadata.integer("attention.head_count_kv") or heads
@@ -276,19 +288,23 @@ class _Tensors:
             return None
         k = metadata.integer("attention.key_length") or hidden // heads
         v = metadata.integer("attention.value_length") or hidden // heads
+        turned = metadata.integer("rope.dimension_count") or k
         tokens: Any = metadata.entries.get(_TOKENS)
         is_list = tokens is not None and tokens.type.element is ValueType.STRING and tokens.value
         return {
             "hidden": hidden, "q": heads * k, "k": kv_heads * k, "v": kv_heads * v, "output": heads * v, "ffn": ffn,
+            "head": k, "pairs": turned // 2,
             "tokens": len(tokens.value) if is_list else None,
         }  # fmt: skip
 
-    def _shape(self, name: str, expected: tuple[int | None, int | None]) -> Iterator[GgufError]:
+    def _shape(self, name: str, expected: tuple[int | None, ...]) -> Iterator[GgufError]:
         parsed, tensor = self.tensors.get(name, (None, None))
         if parsed is None or tensor is None:
             return
         found = tensor.dims
-        if len(found) == 2 and all(want in (None, have) for want, have in zip(expected, found, strict=True)):
+        if len(found) == len(expected) and all(
+            want in (None, have) for want, have in zip(expected, found, strict=True)
+        ):
             return
         wanted, have = (" x ".join("any" if n is None else str(n) for n in shape) for shape in (expected, found))
         message = f"tensor {shown(name)}: expected shape {wanted} by the metadata, found {have or 'a scalar'}"

@@ -159,7 +159,7 @@ def _check_magic(cursor: Cursor) -> None:
     if head and MAGIC.startswith(head):
         cursor.need(4, "the magic")
     code, found = found_instead(head)
-    expected = f"a file that begins with {MAGIC!r}" if code == "not-gguf" else "a GGUF file"
+    expected = f"a file that begins with {MAGIC.decode()}" if code == "not-gguf" else "a GGUF file"
     raise cursor.error(code, f"expected {expected}, found {found}", expected=expected, found=found)
 
 

@@ -72,6 +72,7 @@ class GGUFFile(MetadataAccess):
         cut: DefectError | None = None,
     ) -> None:
         self.path, self.cut = path, cut
+        self.parsed = tuple(files)
         self.paths = paths
         self.version = files[0].version
         self.alignment = gguf_rules.alignment(files[0])
@@ -178,6 +179,8 @@ def open_gguf(path: str | os.PathLike[str], *, even_cut: bool = False) -> GGUFFi
 
     try:
         files = [_parse_sound(buffers[0], name, judged)]
+        for defect in gguf_rules.judge_joined(files[0], buffers[0]):
+            raise defect
         paths, index = shard_paths(files[0])
         if len(paths) > 1:
             mapped, parsed = buffers.pop(), files.pop()

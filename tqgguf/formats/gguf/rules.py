@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+from tqgguf.formats.cursor import Buffer
 from tqgguf.formats.gguf.errors import GgufError, shown
 from tqgguf.formats.gguf.parse import ARRAY_HEADER_BYTES, Entry, ParsedGguf, TensorRecord
 from tqgguf.formats.gguf.types import (
     DEFAULT_ALIGNMENT,
     GGML_TYPES,
+    MAGIC,
     MAX_ALIGNMENT,
     MAX_DIMS,
     MAX_SIZE,
@@ -43,6 +45,23 @@ def judge_layout(parsed: ParsedGguf) -> Iterator[GgufError]:
     yield from _texts(parsed)
     yield from _order(parsed)
     yield from _gaps(parsed)
+
+
+def judge_joined(parsed: ParsedGguf, buffer: Buffer) -> Iterator[GgufError]:
+    """Another GGUF behind the data of one whose tensors all lie within it."""
+    if not parsed.is_whole or bad_alignment(parsed) or not all(fits(parsed, tensor) for tensor in parsed.tensors):
+        return
+    ends = [end for _, end, _ in _spans(parsed)]
+    end = data_start(parsed) + max(ends) if ends else parsed.end
+    for at in (end, padded(end, alignment(parsed))):
+        if bytes(buffer[at : at + len(MAGIC)]) == MAGIC:
+            message = (
+                f"another GGUF begins at byte {at}, where this one should end: files were joined into one; the files "
+                "of a split model stay apart in one folder, and the first is named (`tqgguf convert` merges them)"
+            )
+            expected = f"a file of {at} bytes"
+            yield GgufError("joined-files", parsed.path, message, offset=at, expected=expected, found="another GGUF")
+            return
 
 
 def judge_types(parsed: ParsedGguf) -> Iterator[GgufError]:

@@ -3,6 +3,9 @@
 A set of N files is named `NAME-00001-of-0000N.gguf` and so on; each file says its index (`split.no`, from 0), N
 (`split.count`) and the number of tensors of the whole set (`split.tensors.count`). Only the first has the model's
 metadata. Source: llama.cpp's gguf-split. Nothing is opened here.
+
+Nothing in a shard says which set it is of. That shards are of two models shows where counts, names, shapes, types or
+metadata that later shards repeat disagree; shards of two models that are alike in all of these cannot be told apart.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from tqgguf.formats.gguf.errors import GgufError, shown
 from tqgguf.formats.gguf.parse import ParsedGguf
 from tqgguf.formats.gguf.rules import find
-from tqgguf.formats.gguf.types import INTEGER_TYPES, MAX_SHARDS
+from tqgguf.formats.gguf.types import INTEGER_TYPES, MAX_SHARDS, ggml_type_name
 
 SHARD_NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -23,7 +28,10 @@ NUMBER_KEY: Final = "split.no"
 COUNT_KEY: Final = "split.count"
 TENSORS_KEY: Final = "split.tensors.count"
 SPLIT_KEYS: Final = (NUMBER_KEY, COUNT_KEY, TENSORS_KEY)
-ARCHITECTURE_KEY: Final = "general.architecture"
+
+_LAYER: Final = re.compile(r"blk\.\d{1,9}\.")
+_FEWEST_PARTS: Final = 3
+"""Kinds of matrices that two shards share before their types say anything: some kinds vary by layer in one model."""
 
 
 def shard_paths(parsed: ParsedGguf) -> tuple[tuple[str, ...], int]:
@@ -77,13 +85,8 @@ def judge_set(files: list[ParsedGguf]) -> Iterator[GgufError]:
         yield from _same(parsed, NUMBER_KEY, index, by_name, "split-number")
         yield from _same(parsed, COUNT_KEY, len(files), "as the other shards say")
         yield from _same(parsed, TENSORS_KEY, _known(first, TENSORS_KEY), f"as {os.path.basename(first.path)} says")
-        architecture = find(parsed, ARCHITECTURE_KEY)
-        firsts = find(first, ARCHITECTURE_KEY)
-        if architecture and firsts and isinstance(firsts.value, str) and not architecture.says(firsts.value):
-            found, expected = shown(architecture.value), shown(firsts.value)
-            message = f"{ARCHITECTURE_KEY} is {found}, expected {expected} as in the first shard"
-            at = architecture.value_offset
-            yield GgufError("split-disagrees", parsed.path, message, offset=at, expected=expected, found=found)
+        if parsed is not first:
+            yield from _as_first(parsed, first)
     seen: dict[str, str] = {}
     for parsed in files:
         for tensor in parsed.tensors:
@@ -96,6 +99,49 @@ def judge_set(files: list[ParsedGguf]) -> Iterator[GgufError]:
         message = f"{TENSORS_KEY} is {stated}, but the shards have {len(seen)} tensors together"
         where = _offset(first, TENSORS_KEY)
         yield GgufError("split-disagrees", first.path, message, offset=where, expected=len(seen), found=stated)
+    yield from _other_types(files)
+
+
+def _as_first(parsed: ParsedGguf, first: ParsedGguf) -> Iterator[GgufError]:
+    """Metadata of a later shard that the first one has with other values. Most writers repeat none of them."""
+    firsts = {entry.key: entry for entry in first.entries}
+    for entry in parsed.entries:
+        same = firsts.get(entry.key)
+        if same is None or entry.key in SPLIT_KEYS:
+            continue
+        if entry.type.element != same.type.element or not np.array_equal(entry.value, same.value):
+            found, expected = shown(entry.value), shown(same.value)
+            message = f"{shown(entry.key)} is {found}, expected {expected} as in the first shard"
+            at = entry.value_offset
+            yield GgufError("split-disagrees", parsed.path, message, offset=at, expected=expected, found=found)
+
+
+def _other_types(files: list[ParsedGguf]) -> Iterator[GgufError]:
+    """Shards whose matrices have no type in common with those of the same names, but for the layer, in other shards."""
+    types = [_types_by_part(parsed) for parsed in files]
+    for i, parsed in enumerate(files):
+        others: dict[str, set[int]] = {}
+        for held in types[:i] + types[i + 1 :]:
+            for part, ids in held.items():
+                others.setdefault(part, set()).update(ids)
+        shared = types[i].keys() & others.keys()
+        if len(shared) >= _FEWEST_PARTS and all(types[i][part].isdisjoint(others[part]) for part in shared):
+            found, expected = (
+                ", ".join(sorted({ggml_type_name(type_id) for part in shared for type_id in each[part]}))
+                for each in (types[i], others)
+            )
+            message = f"its layers' matrices are of {found}, those of the other shards of {expected}"
+            yield GgufError("split-types", parsed.path, message, expected=expected, found=found)
+
+
+def _types_by_part(parsed: ParsedGguf) -> dict[str, set[int]]:
+    """What layers' matrices are for ("attn_q.weight") -> the types that they have in a shard."""
+    types: dict[str, set[int]] = {}
+    for tensor in parsed.tensors:
+        layer = _LAYER.match(tensor.name)
+        if layer is not None and len(tensor.dims) > 1:
+            types.setdefault(tensor.name[layer.end() :], set()).add(tensor.type_id)
+    return types
 
 
 def _offset(parsed: ParsedGguf, key: str) -> int | None:

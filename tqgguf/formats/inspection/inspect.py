@@ -18,6 +18,7 @@ from tqgguf.formats.inspection.facts import DEFAULT_CONTEXT, FileSize, Inspectio
 from tqgguf.formats.inspection.folder import inspect_folder, inspect_safetensors
 from tqgguf.formats.inspection.model import model_facts
 from tqgguf.formats.mapped_file import read_head
+from tqgguf.formats.models.model_path import model_path
 
 KNOWN_KINDS = (
     "a GGUF (a model or any shard of one, a snapshot, a calibration), a llama.cpp session or sequence file, a "
@@ -30,7 +31,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 
     FormatError: it is of no known kind, or damaged; TqggufError: it cannot be opened.
     """
-    name = os.fsdecode(path)
+    name = model_path(path)
     if os.path.isdir(name):
         return inspect_folder(name)
     head = read_head(name, HEAD_BYTES, KNOWN_KINDS)
@@ -52,7 +53,7 @@ def _size(path: str) -> FileSize:
 
 
 def _inspect_gguf(file: GGUFFile) -> Inspection:
-    kind = gguf_kind(file.metadata.get, file.tensors)
+    kind = gguf_kind(file.metadata, file.tensors)
     about: Any = None
     notes: tuple[str, ...] = ()
     costs: dict[str, Any] = {}

@@ -21,11 +21,11 @@ from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.llama.blocks import group_bytes
 from tqgguf.formats.llama.format import KINDS, Kind
-from tqgguf.formats.llama.profiles import MAINLINE, TURBO_FORMS, BlockForm
+from tqgguf.formats.llama.profiles import MAINLINE, TURBO_FORMS, BlockForm, by_rotation
 from tqgguf.formats.llama.reading import resolve_reading, same_heads
 from tqgguf.formats.llama.state import NO_BYTES, Cells, LayerRows, LlamaState, Memory, Stream
 from tqgguf.formats.llama.state_rows import CellColumns, CellRows
-from tqgguf.formats.llama.to_snapshot import CARRIER
+from tqgguf.formats.llama.to_snapshot import ASSUMED_KEY, CARRIER, REWRITTEN_KEY
 from tqgguf.formats.models.outline import rope_layout
 from tqgguf.formats.snapshots.recoded_rows import RecodedRows, must_requantise
 from tqgguf.formats.snapshots.rope_order import channel_order
@@ -150,7 +150,7 @@ class _Export:
         order = self.origin.get(f"order_{name}")
         if order is not None and len(order) == n_cells - first:
             return np.asarray(order, np.int32)
-        if window is not None and "kind" not in self.origin:
+        if window is not None and ("kind" not in self.origin or self.origin.get(REWRITTEN_KEY)):
             first = max(first, n_cells - window)
         return np.arange(first, n_cells, dtype=np.int32)
 
@@ -192,6 +192,7 @@ class _Export:
         asked = {"k": _asked(options.type_k, len(layers)), "v": _asked(options.type_v, len(layers))}
         shapes = {layer.layer: _shape(layer) for layer in layers}
         codecs: Codecs = {}
+        is_assumed = options.profile is None and options.rotated is None and ASSUMED_KEY in self.origin
         for i, layer in enumerate(layers):
             together = [shapes[other.layer] for other in layers if (other.window is None) == (layer.window is None)]
             for side in SIDES:
@@ -204,7 +205,14 @@ class _Export:
                         "fork (--profile)"
                     )
                 even = same_heads(together, side)
-                codecs[layer.layer, side] = self.reading.codec(cache_type, shapes[layer.layer], side, even)
+                codec = self.reading.codec(cache_type, shapes[layer.layer], side, even)
+                if is_assumed and codec != self.reading.turned().codec(cache_type, shapes[layer.layer], side, even):
+                    raise RequestError(
+                        f"layer {layer.layer}: {side.upper()} of type {cache_type} is stored rotated by some builds of "
+                        f"llama.cpp and not by others, and it is not known which one the file is for: name it with "
+                        f"--profile: {by_rotation()}"
+                    )
+                codecs[layer.layer, side] = codec
         return codecs
 
     def _refuse_requantising(self, codecs: Codecs) -> None:

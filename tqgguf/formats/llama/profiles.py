@@ -81,6 +81,8 @@ PROFILES: Final[dict[str, Profile]] = {
         Profile(MAINLINE, versions={"session": 10, "sequence": 3}, rotates=True, exchanged=True),
         # TheTom/llama-cpp-turboquant from 2026-05 on, measured at 69d8e4be
         Profile("thetom-2026-05", {42: "turbo2", 43: "turbo3", 44: "turbo4"}, exchanged=True),
+        # mainline before pull request 21038 (2026-04), and later under LLAMA_ATTN_ROT_DISABLE=1
+        Profile("mainline-unrotated", versions={"session": 10, "sequence": 3}, exchanged=True),
         Profile("thetom-before-2026-05", {42: "turbo3", 43: "turbo4"}),
         Profile("thetom-pr208", {43: "turbo2", 44: "turbo3", 45: "turbo4"}),
         Profile("llamampere", {42: "turbo2", 43: "turbo3", 47: "turbo4"}),
@@ -91,6 +93,20 @@ PROFILES: Final[dict[str, Profile]] = {
 }
 
 EXCHANGED: Final[tuple[str, ...]] = tuple(name for name, profile in PROFILES.items() if profile.exchanged)
+
+
+def names_its_profile(kind: Kind, version: int) -> bool:
+    """Whether a file's version says that mainline wrote it. Older versions were written by mainline with the rotation
+    of ggml's quantised types, by mainline before it had one, and by forks.
+    """
+    return version == PROFILES[MAINLINE].versions[kind]
+
+
+def by_rotation() -> str:
+    """The profiles that files are exchanged with, in words, by what they do to ggml's quantised types."""
+    rotating = ", ".join(name for name in EXCHANGED if PROFILES[name].rotates)
+    plain = ", ".join(name for name in EXCHANGED if not PROFILES[name].rotates)
+    return f"{rotating} (rotated), {plain} (not rotated)"
 
 
 def fork_readings(type_id: int, row_bytes: int) -> dict[str, str]:

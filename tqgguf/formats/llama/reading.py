@@ -7,7 +7,7 @@ turbo types use cannot be seen; each has a default by profile.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.codebooks import HALVES
@@ -15,7 +15,7 @@ from tqgguf.formats.blocks.codec import Side, holds, turbo_rotation
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.llama.profiles import EXCHANGED, PROFILES, Profile
+from tqgguf.formats.llama.profiles import EXCHANGED, MAINLINE, PROFILES, Profile
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,10 @@ class LlamaReading:
     profile: Profile
     rotated: bool
     generation: int
+
+    def turned(self) -> LlamaReading:
+        """The reading that differs in the rotation of ggml's quantised types alone."""
+        return replace(self, rotated=not self.rotated)
 
     def codec(self, cache_type: str, shape: LayerShape, side: Side, same_heads: bool) -> StoredCodec:
         """How a side of a layer is coded. same_heads: all layers of its memory have heads of one size, without which
@@ -41,8 +45,12 @@ class LlamaReading:
         return StoredCodec(cache_type, head_dim, stored_dim, "signed", size, self.generation)
 
 
-def resolve_reading(profile: str, rotated: bool | None = None, generation: int | None = None) -> LlamaReading:
-    """What a profile and the flags beside it mean. None: the profile's default. RequestError: an unknown value."""
+def resolve_reading(profile: str | None, rotated: bool | None = None, generation: int | None = None) -> LlamaReading:
+    """What a profile (None: mainline) and the flags beside it mean, where None is the profile's default.
+
+    RequestError: an unknown value.
+    """
+    profile = MAINLINE if profile is None else profile
     if profile not in EXCHANGED:
         raise RequestError(f"profile: expected one of {', '.join(EXCHANGED)}, found {profile!r}")
     found = PROFILES[profile]

@@ -3,14 +3,15 @@
 What a snapshot has no place for goes to its `origin`, so that `llama.from_snapshot` can write the same file again,
 byte by byte. What the file cannot tell is asked for: the model's layers, and how rows are coded (`llama.reading`).
 
-Origin: carrier "llama.cpp", profile, rotated, generation; and where the file holds one sequence alone: kind, version,
-architecture, memories, streams and stream (base and window), sequence, v_trans, `order_base` and `order_window` (the
-position of each cell where they are not in order), `block_bytes_<type>` of turbo blocks (of 128 values), packed,
-trailing.
+Origin: carrier "llama.cpp", profile, rotated, generation, assumed where these were not told; and where the file holds
+one sequence alone: kind, version, architecture, memories, streams and stream (base and window), sequence, v_trans,
+`order_base` and `order_window` (the position of each cell where they are not in order), `block_bytes_<type>` of turbo
+blocks (of 128 values), packed, trailing; rewritten, where a session went on from the file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +22,19 @@ from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import ggml_type_name
 from tqgguf.formats.llama.blocks import form_of, group_bytes
 from tqgguf.formats.llama.file_rows import FileRows, file_rows
-from tqgguf.formats.llama.profiles import EXCHANGED, MAINLINE, TURBO_FORMS, TURBO_GROUP, BlockForm, fork_readings
+from tqgguf.formats.llama.profiles import (
+    EXCHANGED,
+    TURBO_FORMS,
+    TURBO_GROUP,
+    BlockForm,
+    by_rotation,
+    fork_readings,
+    names_its_profile,
+)
 from tqgguf.formats.llama.reading import LlamaReading, resolve_reading, same_heads
 from tqgguf.formats.llama.row_rules import bad_norm
 from tqgguf.formats.llama.rules import sequences
@@ -35,15 +45,22 @@ from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, LayerSnapshot, Side
 
 CARRIER = "llama.cpp"
 MEMORIES = ("base", "window")
+CONTENT_KEYS = ("order_base", "order_window", "packed", "trailing")
+"""Of an origin: what is true of the file's cells and tokens, and not of others that are written in its place."""
+ASSUMED_KEY = "assumed"
+"""Of an origin: set where nobody said whose file it is, and its version does not either."""
+REWRITTEN_KEY = "rewritten"
+"""Of an origin: set where the snapshot holds other cells than the file that the origin tells of."""
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """profile: whose file it is. rotated: whether ggml's quantised types are rotated; generation: of the codebooks of
-    turbo types (None: the profile's default). sequence: which one is wanted of a file that holds several.
+    """profile: whose file it is (None: mainline's, if its version says so or nothing depends on it). rotated: whether
+    ggml's quantised types are rotated; generation: of the codebooks of turbo types (None: the profile's default).
+    sequence: which one is wanted of a file that holds several.
     """
 
-    profile: str = MAINLINE
+    profile: str | None = None
     rotated: bool | None = None
     generation: int | None = None
     sequence: int | None = None
@@ -103,20 +120,22 @@ def import_llama_state(state: LlamaState, model: ModelOutline, options: ImportOp
     """The snapshot in a state file that `open_llama_state` has checked.
 
     FormatError: the file's layers are not the model's, or hold what a snapshot cannot; RequestError: flags do not fit
-    the file, or one is needed; UnsupportedModelError: positions of several dimensions.
+    the file, or one is needed, as where nothing says whether rows are rotated; UnsupportedModelError: positions of
+    several dimensions.
     """
     options = options or ImportOptions()
     reading = resolve_reading(options.profile, options.rotated, options.generation)
     if state.architecture is not None and model.architecture and state.architecture != model.architecture:
         raise FormatError(
-            f"{state.path}: it is of a model of architecture {state.architecture!r}, the model named is of "
-            f"{model.architecture!r}"
+            f"{state.path}: it is of a model of architecture {shown(state.architecture)}, the model named is of "
+            f"{shown(model.architecture)}"
         )
     runs = [_run(state, memory, name, options.sequence) for name, memory in zip(MEMORIES, state.memories, strict=False)]
     n_cells = runs[0].first + runs[0].n_cells
     _check_runs(state, runs, n_cells)
     architecture = state.architecture or model.architecture
-    layers = _Layers(state, architecture, reading)
+    is_told = options.profile is not None or options.rotated is not None
+    layers = _Layers(state, architecture, reading, is_told or names_its_profile(state.kind, state.version))
     made = [
         layer
         for run, cached, name in zip(runs, _share(state, model), MEMORIES, strict=False)
@@ -135,7 +154,7 @@ def import_llama_state(state: LlamaState, model: ModelOutline, options: ImportOp
         n_vocab=model.n_vocab,
         model=model.name,
         fingerprint=model.fingerprint,
-        origin=_origin(state, runs, reading, layers.forms),
+        origin=_origin(state, runs, reading, layers.is_told, layers.forms),
     )
 
 
@@ -194,10 +213,13 @@ def _share(state: LlamaState, model: ModelOutline) -> list[list[CachedLayer]]:
 
 
 class _Layers:
-    """Makes the layers of a snapshot. forms: the layout of each turbo type's blocks that was found in the file."""
+    """Makes the layers of a snapshot. is_told: whether somebody, or the file's version, says whose file it is. forms:
+    the layout of each turbo type's blocks that was found in the file.
+    """
 
-    def __init__(self, state: LlamaState, architecture: str, reading: LlamaReading) -> None:
-        self.path, self.architecture, self.reading = state.path, architecture, reading
+    def __init__(self, state: LlamaState, architecture: str, reading: LlamaReading, is_told: bool) -> None:
+        self.path, self.version, self.architecture, self.reading = state.path, state.version, architecture, reading
+        self.is_told = is_told
         self.forms: dict[str, BlockForm] = {}
 
     def of_memory(self, run: _Run, cached: list[CachedLayer], name: str) -> list[LayerSnapshot]:
@@ -226,6 +248,12 @@ class _Layers:
         cache_type = cache_type_of(self.path, rows, self.reading, what)
         codec = self.reading.codec(cache_type, shape, side, even)
         form = self._form(rows, codec, shape.n_kv_heads, what)
+        if not self.is_told and codec != self.reading.turned().codec(cache_type, shape, side, even):
+            raise RequestError(
+                f"{self.path}: {what} is of type {cache_type}, which some builds of llama.cpp store rotated and others "
+                f"do not, and a file of version {self.version} does not say which: name the build with --profile of "
+                f"convert, or --prompt-cache-profile of run: {by_rotation()}"
+            )
         problem = None if form is None else bad_norm(self.path, rows, what, form)
         if problem is not None:
             raise problem
@@ -267,13 +295,23 @@ def cache_type_of(path: str, rows: LayerRows, reading: LlamaReading, what: str) 
     raise RequestError(f"{path}: {what}: " + "; ".join([unknown, *forks]))
 
 
-def _origin(state: LlamaState, runs: list[_Run], reading: LlamaReading, forms: dict[str, BlockForm]) -> dict[str, Any]:
+def lasting_origin(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a file's origin holds for other cells that are written in its place: version, profile, layout."""
+    lasting = {key: value for key, value in origin.items() if key not in CONTENT_KEYS}
+    return lasting | {REWRITTEN_KEY: True} if lasting.get("carrier") == CARRIER else lasting
+
+
+def _origin(
+    state: LlamaState, runs: list[_Run], reading: LlamaReading, is_told: bool, forms: dict[str, BlockForm]
+) -> dict[str, Any]:
     origin: dict[str, Any] = {
         "carrier": CARRIER,
         "profile": reading.profile.name,
         "rotated": reading.rotated,
         "generation": reading.generation,
     }
+    if not is_told:
+        origin[ASSUMED_KEY] = True
     others = sum(memory.n_cells for memory in state.memories) - sum(run.n_cells for run in runs)
     if others or not all(run.is_whole for run in runs) or not (runs[0].stream.cells.n_sequences == 1).all():
         return origin

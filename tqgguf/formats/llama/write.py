@@ -20,8 +20,8 @@ _MAGIC_BYTES = {kind: magic for magic, kind in MAGICS.items()}
 
 
 def write_llama_state(path: str | os.PathLike[str], state: LlamaState) -> None:
-    """Write a file, or replace it; errors as `atomic.replacing`."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    """Write a file for its owner alone, or replace one; errors as `atomic.replacing`."""
+    with replacing(path, private=True) as temporary, open(temporary, "wb") as file:
         for piece in pieces(state):
             file.write(piece)
 

@@ -54,14 +54,14 @@ class MlxExportOptions:
 
 
 def write_mlx_cache(path: str | os.PathLike[str], snapshot: Snapshot, options: MlxExportOptions | None = None) -> None:
-    """Write a prompt cache of mlx-lm, or replace a file; errors as `atomic.replacing`.
+    """Write a prompt cache of mlx-lm for its owner alone, or replace a file; errors as `atomic.replacing`.
 
     RequestError: options that cannot be, heads that cannot be quantised so, blocks that would be decoded, rows that a
     layer of mlx-lm needs and the snapshot lacks.
     """
     export = _Export(snapshot, options or MlxExportOptions())
     tensors = export.tensors()
-    write_safetensors(path, tensors, export.metadata())
+    write_safetensors(path, tensors, export.metadata(), private=True)
 
 
 class _Export:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from tqgguf.formats.file_kind import FileKind, check_is_model
 from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.models.fingerprint import KEYS, Fingerprint, fingerprint_folder, fingerprint_gguf, read_fingerprint
+from tqgguf.formats.models.model_path import model_path
 from tqgguf.formats.rules.table import DefectError
 
 RULES_OF_PARTS: Final[dict[FileKind, dict[str, str]]] = {
@@ -43,10 +43,11 @@ class ModelIdentity:
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> ModelIdentity:
         """Of a GGUF (any shard) or an MLX folder. TqggufError: it is damaged, no model, or cannot be read."""
-        if Path(path).is_dir():
+        path = model_path(path)
+        if os.path.isdir(path):
             return cls(readable(path), fingerprint_folder(path))
         with open_gguf(path) as file:
-            check_is_model(file.path, file.metadata.get, file.tensors)
+            check_is_model(file.path, file.metadata, file.tensors)
             return cls(readable(path), fingerprint_gguf(file))
 
 

@@ -28,6 +28,7 @@ from tqgguf.formats.blocks.balance import SCALE_LIMITS
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.cursor import raise_errors
 from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.file_kind import FileKind, gguf_kind, gguf_purpose
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.models.fingerprint import Fingerprint, read_fingerprint
@@ -131,7 +132,13 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration:
 
 
 def calibration_defects(file: GGUFFile) -> Iterator[DefectError]:
-    """All that is wrong with a GGUF that says it is a calibration."""
+    """All that is wrong with a GGUF that is a calibration by its keys, or says so."""
+    if not file.says("general.type", GENERAL_TYPE):
+        said = file.metadata.get("general.type")
+        found = "nothing" if said is None else shown(said)
+        message = f"general.type: expected {GENERAL_TYPE}, as the file's keys are, found {found}"
+        at = file.value_offset("general.type") if "general.type" in file.metadata else None
+        yield DefectError("general-type", file.path, message, offset=at, expected=GENERAL_TYPE, found=found)
     try:
         version = file.uint(f"{KEYS}version")
     except DefectError as defect:
@@ -196,9 +203,9 @@ def check_fits(
 
 
 def _check_type(file: GGUFFile) -> None:
-    found = file.text("general.type", "model")
-    if found != GENERAL_TYPE:
-        raise FormatError(f"{file.path}: expected general.type {GENERAL_TYPE}, found {shown(found)}")
+    if gguf_kind(file.metadata, file.tensors) is not FileKind.CALIBRATION:
+        found = gguf_purpose(file.metadata, file.tensors)
+        raise FormatError(f"{file.path}: expected general.type {GENERAL_TYPE}, found {found}")
 
 
 def _scale_tensors(file: GGUFFile) -> list[re.Match[str]]:

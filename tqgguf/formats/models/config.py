@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from tqgguf.formats.blocks.kv_size import LayerShape
-from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.errors import RequestError, UnsupportedModelError
+from tqgguf.formats.gguf.errors import GgufError, shown
 from tqgguf.formats.gguf.model_keys import MAX_LAYERS, MAX_SIZE
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.gguf.types import GGML_TYPES
@@ -60,7 +60,7 @@ class ModelConfig:
 def read_model_config(file: GGUFFile) -> ModelConfig:
     """Read the sizes from an open GGUF.
 
-    FormatError: a key is missing, absurd, or contradicts a tensor; UnsupportedModelError: a feature that is not served.
+    GgufError: a key is missing, absurd, or contradicts a tensor; UnsupportedModelError: a feature that is not served.
     """
     keys = _Keys(file)
     keys.refuse_features()
@@ -167,8 +167,11 @@ class _Keys:
     def is_array(self, suffix: str) -> bool:
         return self.has(suffix) and self.file.metadata_type(self.name(suffix)).element is not None
 
-    def error(self, suffix: str, problem: str) -> FormatError:
-        return FormatError(f"{self.file.path}: {shown(self.name(suffix))}: {problem}")
+    def error(self, suffix: str, problem: str) -> GgufError:
+        name, file = self.name(suffix), self.file
+        code = "head-count" if suffix.startswith(("attention.head_count", "attention.key")) else "metadata-value"
+        at = file.value_offset(name) if self.has(suffix) else None
+        return GgufError(code, file.path, f"metadata key {shown(name)}: {problem}", offset=at)
 
     def positive(self, suffix: str, limit: int = MAX_SIZE, default: int | None = None) -> int:
         if default is not None and not self.has(suffix):
@@ -228,16 +231,16 @@ FEATURES: dict[str, tuple[object, str]] = {
 def _vocabulary_size(file: GGUFFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise FormatError(f"{file.path}: tensor token_embd.weight is missing; is this a language model?")
+        message = "tensor token_embd.weight is missing; is this a language model?"
+        raise GgufError("tensor-missing", file.path, message, tensor="token_embd.weight")
     if len(embedding.shape) != 2:
-        raise FormatError(f"{file.path}: tensor token_embd.weight: expected a matrix, found shape {embedding.shape}")
+        message = f"tensor token_embd.weight: expected a matrix, found shape {embedding.shape}"
+        raise GgufError("tensor-shape", file.path, message, tensor="token_embd.weight")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     n_tokens = len(tokens) if isinstance(tokens, list) else 0
     if n_tokens and n_tokens != embedding.shape[0]:
-        raise FormatError(
-            f"{file.path}: tensor token_embd.weight: expected a row for each of {n_tokens} tokens, "
-            f"found {embedding.shape[0]}"
-        )
+        message = f"tensor token_embd.weight: expected a row for each of {n_tokens} tokens, found {embedding.shape[0]}"
+        raise GgufError("tensor-shape", file.path, message, tensor="token_embd.weight")
     return embedding.shape[0]
 
 
@@ -299,12 +302,10 @@ def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
     for name, shape in expected.items():
         found = file.tensors.get(name)
         if found is None:
-            raise FormatError(
-                f"{file.path}: tensor {name} is missing: expected {config.n_layers} layers of {config.architecture}"
-            )
+            message = f"tensor {name} is missing: expected {config.n_layers} layers of {config.architecture}"
+            raise GgufError("tensor-missing", file.path, message, tensor=name)
         if found.shape != shape:
-            raise FormatError(
-                f"{file.path}: tensor {name}: expected shape {shape} by the header's sizes, found {found.shape}"
-            )
+            message = f"tensor {name}: expected shape {shape} by the header's sizes, found {found.shape}"
+            raise GgufError("tensor-shape", file.path, message, tensor=name)
         if found.ggml_type not in GGML_TYPES:
             raise UnsupportedModelError(f"{file.path}: tensor {name} is of {found.type_name}, which cannot be decoded")

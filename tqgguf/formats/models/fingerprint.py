@@ -1,6 +1,6 @@
 """What a model is known by: SHA-256 hashes that say whether a cache or a calibration was made with it.
 
-Version 1. Four hashes, so that a refusal can name what differs:
+spec/fingerprint.md has them byte by byte. Version 1. Four hashes, so that a refusal can name what differs:
 
 * weights: of every tensor, sorted by name: name, shape, type, number of bytes, first and last 4 KiB of its data. Not
   where tensors lie: shards and the merged file are one model.

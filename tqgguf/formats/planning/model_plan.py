@@ -20,6 +20,7 @@ from tqgguf.formats.file_kind import check_is_model
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.inspection.facts import DEFAULT_CONTEXT
 from tqgguf.formats.inspection.model import ModelFacts, PerLayer, model_facts
+from tqgguf.formats.models.model_path import model_path
 from tqgguf.formats.planning.memory_plan import (
     MOST_CONTEXT,
     CachePlan,
@@ -87,12 +88,13 @@ def default_device() -> Device:
 
 def plan_model(path: str | os.PathLike[str], ask: Ask) -> ModelPlan:
     """FormatError: no model's GGUF; RequestError: types that were asked for by name and do not fit its heads."""
+    path = model_path(path)
     if os.path.isdir(path):
         raise RequestError(
             f"{os.fsdecode(path)}: expected a GGUF file, found a folder; `tqgguf inspect` sizes its cache"
         )
     with open_gguf(path, even_cut=True) as file:
-        check_is_model(file.path, file.metadata.get, file.tensors)
+        check_is_model(file.path, file.metadata, file.tensors)
         about, shapes, notes = model_facts(file)
         weights, file_weights = held_bytes(file, ask.device), file_bytes(file)
         path, n_files = file.path, len(file.paths)

@@ -68,6 +68,10 @@ class Findings:
         """Whether a file has a finding that is an error, so far."""
         return any(finding.file == path and finding.is_error for finding in self._kept)
 
+    def has(self, rule: str) -> bool:
+        """Whether a rule of that name was broken, in whichever file."""
+        return any(code == rule for _, code in self._counts)
+
     def all(self) -> list[Finding]:
         """What was found, and for each rule with more than are kept how many."""
         closing = []

@@ -83,6 +83,11 @@ GGUF_RULES: Final[tuple[Rule, ...]] = (
          "download the files of the set again"),
     Rule("TQ163", "split-disagrees", ERROR, "shards disagree with each other or with the set's own counts",
          "download all files of one set"),
+    Rule("TQ166", "split-types", WARNING,
+         "all matrices of a shard's layers are of other types than those of the other shards: another model's, perhaps",
+         "download all files of one set"),
+    Rule("TQ165", "joined-files", ERROR, "another GGUF begins where the file should end: several were joined into one",
+         "keep the files of a split model as they are, in one folder, and name the first"),
     Rule("TQ164", "split-key", ERROR, "a shard's split.no, split.count or split.tensors.count is missing or no count",
          _WRITER),
 )  # fmt: skip

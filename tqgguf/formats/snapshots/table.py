@@ -17,6 +17,7 @@ from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import BALANCE_MODES, BalanceMode
 from tqgguf.formats.blocks.stored_codec import StoredCodec
+from tqgguf.formats.file_kind import FileKind, gguf_kind
 from tqgguf.formats.gguf.errors import GgufError, shown
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.models.fingerprint import KEYS as FINGERPRINT
@@ -78,8 +79,8 @@ class SnapshotTable:
 
 
 def is_snapshot(file: GGUFFile) -> bool:
-    """Whether a GGUF says that it holds a snapshot."""
-    return file.says("general.type", GENERAL_TYPE)
+    """Whether a GGUF holds a snapshot, by its keys, or says so."""
+    return gguf_kind(file.metadata, ()) is FileKind.SNAPSHOT
 
 
 def read_table(file: GGUFFile, report: Report) -> SnapshotTable | None:
@@ -101,6 +102,12 @@ class _Table:
 
     def read(self) -> SnapshotTable | None:
         file = self.file
+        said = file.metadata.get("general.type")
+        if said is None:
+            message = f"general.type is missing: expected {GENERAL_TYPE}, as the file's keys are"
+            self.report(GgufError("general-type", file.path, message, expected=GENERAL_TYPE))
+        elif said != GENERAL_TYPE:
+            self._bad("general-type", "general.type", GENERAL_TYPE, shown(said))
         version = self._get(lambda: file.uint(f"{KEYS}version"), 0)
         if self.broken or version != VERSION:
             if not self.broken:
@@ -151,7 +158,7 @@ class _Table:
             GgufError(
                 rule,
                 self.file.path,
-                f"{key}{where}: expected {expected}, found {shown(found) if isinstance(found, str) else found}",
+                f"{key}{where}: expected {expected}, found {found}",
                 offset=None if entry is None else entry.value_offset,
                 expected=expected,
                 found=found,
@@ -234,7 +241,7 @@ class _Table:
                 self._bad("layer-value", LAYERS + name, f"{low} to {high}", int(said[name]), f" in entry {i}")
         if said["balance"] not in BALANCE_MODES:
             expected = f"one of {', '.join(BALANCE_MODES)}"
-            self._bad("layer-value", f"{LAYERS}balance", expected, said["balance"], f" in entry {i}")
+            self._bad("layer-value", f"{LAYERS}balance", expected, shown(said["balance"]), f" in entry {i}")
         if said["rope_dims"] % 2:
             self._bad("layer-value", f"{LAYERS}rope_dims", "an even number", int(said["rope_dims"]), f" in entry {i}")
         return LayerRow(

@@ -61,7 +61,7 @@ class _Part:
 
 
 def write_snapshot(path: str | os.PathLike[str], snapshot: Snapshot) -> None:
-    """Write a snapshot, or replace a file; errors as `atomic.replacing`.
+    """Write a snapshot into a file for its owner alone, or replace one; errors as `atomic.replacing`.
 
     FormatError: parts of the snapshot do not fit together. What `path` held stays as it was until all is written.
     """
@@ -74,7 +74,7 @@ def write_snapshot(path: str | os.PathLike[str], snapshot: Snapshot) -> None:
     codecs = codecs_of(snapshot)
     parts = [part for part in _parts(snapshot, codecs) if part.n_bytes]
     n_bytes = sum(_padded(part.n_bytes) for part in parts)
-    with replacing(path) as temporary:
+    with replacing(path, private=True) as temporary:
         writer = gguf.GGUFWriter(temporary, snapshot.architecture)
         try:
             _add_metadata(writer, snapshot, codecs)

@@ -17,7 +17,7 @@ from tqgguf.formats.gguf.finite import no_progress
 from tqgguf.formats.gguf.model_rules import judge_metadata, judge_tensors
 from tqgguf.formats.gguf.parse import ParsedGguf, parse
 from tqgguf.formats.gguf.reader import GGUFFile
-from tqgguf.formats.gguf.rules import find, judge, judge_layout, judge_types
+from tqgguf.formats.gguf.rules import judge, judge_joined, judge_layout, judge_types
 from tqgguf.formats.gguf.split import judge_set, shard_paths
 from tqgguf.formats.llama.parse import parse_state
 from tqgguf.formats.llama.row_rules import judge_rows
@@ -26,6 +26,7 @@ from tqgguf.formats.mapped_file import map_file, release
 from tqgguf.formats.mlx.cache import is_mlx_cache, judge_mlx_cache
 from tqgguf.formats.models.belonging import ModelIdentity, judge_belonging, no_fingerprint
 from tqgguf.formats.models.calibration import calibration_defects
+from tqgguf.formats.models.loading import served_defects
 from tqgguf.formats.rules.finding import EnoughError, Finding, Findings
 from tqgguf.formats.rules.table import DefectError
 from tqgguf.formats.safetensors import check_safetensors
@@ -114,6 +115,10 @@ class Validation:
         """All files of the set that the file belongs to, mapped like it, as far as they are there; whether all are."""
         if not named.is_whole:
             return [named], False
+        joined = list(judge_joined(named, self._buffers[0]))
+        if joined:
+            self._found.extend(joined)
+            return [named], False
         try:
             self.paths, index = shard_paths(named)
         except DefectError as defect:
@@ -150,11 +155,13 @@ class Validation:
 
 
 def _kind(files: list[ParsedGguf]) -> FileKind:
-    def value_of(key: str) -> object:
-        entry = find(files[0], key)
-        return None if entry is None else entry.value
+    metadata = {entry.key: entry.value for entry in reversed(files[0].entries)}  # of a key that occurs twice the first
+    return gguf_kind(metadata, {tensor.name for parsed in files for tensor in parsed.tensors})
 
-    return gguf_kind(value_of, (tensor.name for parsed in files for tensor in parsed.tensors))
+
+def _model(file: GGUFFile, found: Findings, progress: Callable[[int], None]) -> None:
+    if not found.has("model-fragment"):
+        found.extend(served_defects(file))
 
 
 def _snapshot(file: GGUFFile, found: Findings, progress: Callable[[int], None]) -> None:
@@ -178,6 +185,7 @@ CHECKS: Final[dict[FileKind, Callable[[Validation, Buffer], None]]] = {
 """How a file is looked through, by the kind that its first bytes say."""
 
 KINDS_OF_GGUF: Final[dict[FileKind, Callable[[GGUFFile, Findings, Callable[[int], None]], None]]] = {
+    FileKind.MODEL: _model,
     FileKind.SNAPSHOT: _snapshot,
     FileKind.CALIBRATION: _calibration,
 }

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer as Backend
 from tqgguf.formats.conversion.sentencepiece_model import PieceType, read_pieces
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.json_file import read_json
+from tqgguf.formats.models.vocabulary import SPACE, TokenType
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint
 from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer
 from tqgguf.runtime.tokenizers.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS
-from tqgguf.runtime.tokenizers.vocabulary import SPACE, TokenType
 
 PIECES: Final = "tokenizer.model"
 

@@ -23,6 +23,7 @@ from tqgguf.formats.atomic import check_space, new_folder
 from tqgguf.formats.errors import UnsupportedModelError
 from tqgguf.formats.gguf.finite import first_non_finite
 from tqgguf.formats.gguf.reader import GGUFFile
+from tqgguf.formats.models.loading import refuse, served_defects
 from tqgguf.formats.safetensors_write import SafetensorsStream
 from tqgguf.runtime.conversion.tokenizer_write import tokenizer_backend, tokenizer_settings
 from tqgguf.runtime.layers import weights
@@ -84,6 +85,7 @@ def examine_mlx_folder(file: GGUFFile, progress: Callable[[int, int], None] | No
 def _checked(file: GGUFFile) -> tuple[OpenModel, dict[str, Any], dict[str, str], tokenizers.Tokenizer]:
     """The model, its config.json without what is packed, its parameters by their tensors, its tokenizer."""
     opened = OpenModel(file)
+    refuse(served_defects(file))
     config = _config(opened)
     backend = tokenizer_backend(file.metadata, opened.tokenizer)
     return opened, config, check_tensors(file, opened.config), backend

@@ -14,18 +14,19 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from tqgguf.formats.errors import UnsupportedModelError
-from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer, choose_pretokenizer, read_merges
-from tqgguf.runtime.tokenizers.gguf_tokenizer import SPM_SPECIAL_IDS, Tokenizer
-from tqgguf.runtime.tokenizers.vocabulary import (
+from tqgguf.formats.models.vocabulary import (
     PREFIX,
     SPACE,
     TokenType,
     Vocabulary,
     read_flag,
+    read_merges,
     read_name,
     read_vocabulary,
     utf8,
 )
+from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer, choose_pretokenizer
+from tqgguf.runtime.tokenizers.gguf_tokenizer import SPM_SPECIAL_IDS, Tokenizer
 
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
 """Names in tokenizer_config.json -> roles of special tokens."""

@@ -17,13 +17,17 @@ import numpy as np
 
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.blocks.cache_spec import CacheSpec
+from tqgguf.formats.blocks.kv_size import SIDES
+from tqgguf.formats.carriers.recode import recode_snapshot
 from tqgguf.formats.carriers.table import Foreign, carrier_kind, open_carrier, write_carrier
 from tqgguf.formats.errors import RequestError, TqggufError, naming
-from tqgguf.formats.file_kind import FileKind
+from tqgguf.formats.file_kind import STATE_KINDS, FileKind
 from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.llama.to_snapshot import ImportOptions, lasting_origin
 from tqgguf.formats.models.outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshots.fit import check_cache, check_model, spec_of
 from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.runtime.generation.first_token import check_first_token
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder
@@ -32,7 +36,8 @@ from tqgguf.runtime.models.mlx_folder import OpenFolder
 @dataclass
 class PromptCache:
     """path: the file. snapshot: what it held when it was opened (None: nothing). kind: the format in which it is
-    written. reads_only: it is never written. keeps_all: what a session generated is kept too.
+    written. reads_only: it is never written. keeps_all: what a session generated is kept too. notices: what to tell the
+    user, one line each.
     """
 
     path: str
@@ -40,6 +45,7 @@ class PromptCache:
     kind: FileKind = FileKind.SNAPSHOT
     reads_only: bool = False
     keeps_all: bool = False
+    notices: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> list[int]:
@@ -58,10 +64,15 @@ class PromptCache:
         return (self.snapshot.chunk or None) if self.snapshot is not None else None
 
     def give_to(self, session: Session) -> None:
-        """Begin a new session with what the file holds. Errors as `Session.adopt`, with the file's name."""
-        if self.snapshot is not None:
-            with naming(readable(self.path)):
-                session.adopt(self.snapshot)
+        """Begin a new session with what the file holds. Errors as `Session.adopt`, with the file's name; RequestError
+        also where another program's file holds rows that the model does not compute.
+        """
+        if self.snapshot is None:
+            return
+        if self.snapshot.origin or self.kind is not FileKind.SNAPSHOT:
+            check_first_token(readable(self.path), self.snapshot, session.loaded)
+        with naming(readable(self.path)):
+            session.adopt(self.snapshot)
 
     def is_outgrown_by(self, ids: Sequence[int]) -> bool:
         """Whether a prompt that was evaluated is to be kept: it is no beginning of what the file holds."""
@@ -73,11 +84,13 @@ class PromptCache:
         return list(ids[: len(self.tokens)]) == self.tokens
 
     def save(self, session: Session) -> None:
-        """Write what the session holds into the file; what it held before stays until that is done.
+        """Write what the session holds into the file; what it held before stays until that is done. Another program's
+        file keeps its version, its profile and its layout.
 
         TqggufError: it cannot be written, or the session was broken off within an evaluation.
         """
-        write_carrier(self.path, session.snapshot(), self.kind)
+        origin = {} if self.snapshot is None else lasting_origin(self.snapshot.origin)
+        write_carrier(self.path, replace(session.snapshot(), origin=origin), self.kind)
 
 
 def open_prompt_cache(
@@ -86,8 +99,10 @@ def open_prompt_cache(
     *,
     reads_only: bool = False,
     keeps_all: bool = False,
+    profile: str | None = None,
 ) -> PromptCache:
-    """Open and check a prompt cache for a model whose header is read. It may be missing or empty.
+    """Open and check a prompt cache for a model whose header is read. It may be missing or empty. profile: whose
+    llama.cpp wrote it, where the file does not say.
 
     FormatError: it is damaged. RequestError: it is another model's, or it cannot be written and is not only read.
     TqggufError: it cannot be read.
@@ -98,12 +113,31 @@ def open_prompt_cache(
     made = PromptCache(name, reads_only=reads_only, keeps_all=keeps_all)
     if _is_there(name):
         made.kind = carrier_kind(name)
-        snapshot = open_carrier(name, Foreign(_outline(opened)))
+        snapshot = open_carrier(name, Foreign(_outline(opened), llama=ImportOptions(profile)))
+        if made.kind in STATE_KINDS:
+            snapshot = _as_native(made, snapshot)
         config = opened.config
         shapes = config.layer_shapes()
         check_model(readable(name), snapshot, config.architecture, opened.fingerprint, shapes, config.vocab_size)
         made.snapshot = snapshot
     return made
+
+
+def _as_native(made: PromptCache, snapshot: Snapshot) -> Snapshot:
+    """A snapshot that a cache here can hold: sides in blocks of another engine's coding become f16, which loses nothing
+    that blocks have. Their file is then only read, as they would have to be quantised again for it.
+    """
+    foreign = [side for side in SIDES if not all(each.side(side).codec.is_native(side) for each in snapshot.layers)]
+    if not foreign:
+        return snapshot
+    if not made.reads_only:
+        made.notices = (
+            f"{readable(made.path)}: holds blocks as another build of llama.cpp codes them; they are decoded to f16 "
+            "for this run, and the file is not written",
+        )
+    made.reads_only = True
+    types = {f"type_{side}": "f16" for side in foreign}
+    return recode_snapshot(snapshot, **types, requantise=True)
 
 
 def _is_there(name: str) -> bool:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from tqgguf.formats.cursor import raise_errors
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import check_is_model
-from tqgguf.formats.gguf.model_rules import judge_metadata
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.models.config import override_rope, read_model_config
 from tqgguf.formats.models.embedded import embedded_model
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_gguf
+from tqgguf.formats.models.loading import factor_defects, header_defects, reading_vocabulary, refuse
+from tqgguf.formats.models.model_path import model_path
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.backends import gpu_launcher
 from tqgguf.runtime.kernels.launch import Launcher
@@ -31,9 +32,6 @@ from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, defa
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
-
-BORNE = ("special-token",)
-"""Errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids, and says so."""
 
 
 class LoadedGguf(LoadedModel):
@@ -54,14 +52,12 @@ class OpenModel:
         self, file: GGUFFile, *, rope_freq_base: float | None = None, rope_freq_scale: float | None = None
     ) -> None:
         self.file = file
-        check_is_model(file.path, file.metadata.get, file.tensors)
+        check_is_model(file.path, file.metadata, file.tensors)
         find_architecture(file.text("general.architecture"))
         self.config = override_rope(read_model_config(file), freq_base=rope_freq_base, freq_scale=rope_freq_scale)
         check_served(self.config)
+        refuse(chain(header_defects(file), factor_defects(file)))
         self._names = check_tensors(file, self.config)
-        for defect in judge_metadata(file.path, file.entries):
-            if defect.code not in BORNE:
-                raise_errors(defect)
 
     @property
     def path(self) -> str:
@@ -77,7 +73,7 @@ class OpenModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the metadata describe; there before any weight is read."""
-        return load_tokenizer(self.file.metadata)
+        return reading_vocabulary(self.file, lambda: load_tokenizer(self.file.metadata))
 
     def load(
         self, progress: Progress | None = None, *, form: Form | None = None, launcher: Launcher | None = None
@@ -107,9 +103,12 @@ def open_model(
 ) -> OpenModel | OpenFolder:
     """Open a model and check from its headers alone that it can be served.
 
-    FormatError and TqggufError: the file is damaged, or not there. UnsupportedModelError: it is sound, but not served.
+    path: a GGUF, any shard of a split one, a folder that holds one whole set of shards, or an MLX folder. FormatError
+    and TqggufError: the file is damaged, or not there. RequestError: no path of a model (see `model_path`).
+    UnsupportedModelError: it is sound, but not served.
     """
-    if not Path(path).is_dir():
+    path = model_path(path)
+    if not os.path.isdir(path):
         return OpenModel(open_gguf(path), rope_freq_base=rope_freq_base, rope_freq_scale=rope_freq_scale)
     if rope_freq_base or rope_freq_scale:
         raise RequestError(f"{path}: RoPE of an MLX folder is set in its config.json (rope_theta, rope_scaling)")

@@ -26,7 +26,7 @@ from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.file_kind import other_kind
 from tqgguf.formats.gguf.errors import readable
-from tqgguf.formats.json_file import read_json
+from tqgguf.formats.json_file import json_kind, read_json
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_folder
 from tqgguf.runtime.attention import hook
@@ -68,9 +68,7 @@ class OpenFolder:
             raise FormatError(f"{folder / 'config.json'}: expected a model_type, found none; is this a model folder?")
         language = config.get("text_config") or {}
         if not isinstance(language, dict):
-            raise FormatError(
-                f"{folder / 'config.json'}: text_config: expected an object, found {type(language).__name__}"
-            )
+            raise FormatError(f"{folder / 'config.json'}: text_config: expected an object, found {json_kind(language)}")
         text = {**language, **config}  # of models that also see or hear, the language part
         if text.get("kv_lora_rank"):
             raise UnsupportedModelError(

@@ -16,9 +16,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.errors import UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.models.vocabulary import PREFIX, SPACE, SURROGATE, Vocabulary, read_merges, read_name, utf8
 from tqgguf.runtime.tokenizers.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
-from tqgguf.runtime.tokenizers.vocabulary import PREFIX, SPACE, Vocabulary, read_name, read_strings, utf8
 
 
 def _byte_letters() -> dict[str, int]:
@@ -29,7 +30,6 @@ def _byte_letters() -> dict[str, int]:
 
 
 BYTE_LETTERS = _byte_letters()
-SURROGATE = re.compile("[\ud800-\udfff]")
 GEMMA = "gemma4"  # a tokenizer model that implies its pre-tokenizer
 _LINES = re.compile(r"[^\n]+|\n+")
 
@@ -104,7 +104,7 @@ def choose_pretokenizer(metadata: Mapping[str, Any], warnings: list[str]) -> Pre
         return PRETOKENIZERS[DEFAULT_PRETOKENIZER]
     if name not in PRETOKENIZERS:
         raise UnsupportedModelError(
-            f"{PREFIX}pre: expected a pre-tokenizer that is known, found {name!r}, which is not supported"
+            f"{PREFIX}pre: expected a pre-tokenizer that is known, found {shown(name)}, which is not supported"
         )
     return PRETOKENIZERS[name]
 
@@ -122,18 +122,3 @@ def _spellable(ids: dict[str, int]) -> dict[str, int]:
     except UnicodeEncodeError:
         return {text: i for text, i in ids.items() if not SURROGATE.search(text)}
     return ids
-
-
-def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The merges of the metadata in their order, each once; FormatError where they are none."""
-    lines = read_strings(metadata, "merges")
-    if lines is None:
-        raise FormatError(f"{PREFIX}merges: expected the merges of a BPE tokenizer, found none")
-    merges: dict[tuple[str, str], None] = {}  # the first of equal merges decides the rank
-    for index, line in enumerate(lines):
-        at = line.find(" ", 1)  # a space may itself be the left part
-        left, right = line[:at], line[at + 1 :]
-        if at < 0 or not right or SURROGATE.search(line):
-            raise FormatError(f"{PREFIX}merges: expected two UTF-8 pieces, a space between, found {line!r} at {index}")
-        merges[left, right] = None
-    return list(merges)

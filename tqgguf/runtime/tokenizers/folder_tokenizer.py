@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError, words_of
 from tqgguf.formats.json_file import read_bytes, read_json
+from tqgguf.formats.models.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, NAMED_ROLES, SPACE, utf8
 from tqgguf.runtime.tokenizers.bpe import BYTE_LETTERS
-from tqgguf.runtime.tokenizers.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, NAMED_ROLES, SPACE, utf8
 
 
 class FolderTokenizer:

@@ -13,20 +13,21 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
-from tqgguf.runtime.tokenizers.bpe import BpeModel
-from tqgguf.runtime.tokenizers.special_tokens import BLANKS, SpecialTokens
-from tqgguf.runtime.tokenizers.spm import SpmModel
-from tqgguf.runtime.tokenizers.vocabulary import (
+from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.models.vocabulary import (
     NAMED_ROLES,
     PREFIX,
+    SPM_MODEL,
     TokenType,
     Vocabulary,
     read_flag,
-    read_name,
+    read_model,
     read_vocabulary,
     utf8,
 )
+from tqgguf.runtime.tokenizers.bpe import BpeModel
+from tqgguf.runtime.tokenizers.special_tokens import BLANKS, SpecialTokens
+from tqgguf.runtime.tokenizers.spm import SpmModel
 
 SPM_SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2}  # what SentencePiece files mean when they name none
 HIDDEN_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)  # left out of shown text
@@ -74,7 +75,7 @@ class Tokenizer:
         self.end_of_generation = vocabulary.end_of_generation
         template = metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
-            raise FormatError(f"tokenizer.chat_template: expected a string, found {type(template).__name__}")
+            raise FormatError("tokenizer.chat_template: expected a string, found something else")
         self.chat_template: str | None = template
         tokens, types = vocabulary.tokens, vocabulary.types
         self._hidden: frozenset[int] = frozenset(np.flatnonzero(np.isin(types, HIDDEN_TYPES)).tolist())
@@ -196,22 +197,15 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build the tokenizer of a GGUF file from its metadata.
 
     Raises UnsupportedModelError for a tokenizer model or pre-tokenizer that is not known, naming it,
-    and FormatError when the metadata contradicts itself.
+    and VocabularyError (a FormatError) when the metadata contradicts itself.
     """
-    name = read_name(metadata, "model")
-    if name is None:
-        raise FormatError(f"{PREFIX}model: expected the name of a tokenizer, found none; the file has no vocabulary")
     model: TextModel
-    if name in ("gpt2", "gemma4"):
-        vocabulary = read_vocabulary(metadata, default_special={})
-        model = BpeModel(vocabulary, metadata)
-    elif name == "llama":
+    if read_model(metadata) == SPM_MODEL:
         vocabulary = read_vocabulary(metadata, default_special=SPM_SPECIAL_IDS)
         model = SpmModel(vocabulary, metadata)
     else:
-        raise UnsupportedModelError(
-            f"{PREFIX}model: expected gpt2, gemma4 or llama, found {name!r}, which is not supported"
-        )
+        vocabulary = read_vocabulary(metadata, default_special={})
+        model = BpeModel(vocabulary, metadata)
     return Tokenizer(vocabulary, model, metadata)
 
 

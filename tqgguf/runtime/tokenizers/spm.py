@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.runtime.tokenizers.vocabulary import PREFIX, SPACE, Vocabulary, read_flag, utf8
+from tqgguf.formats.models.vocabulary import PREFIX, SPACE, Vocabulary, read_flag, utf8
 
 KNOWN_WORDS = 65536
 KNOWN_WORD_LENGTH = 32

@@ -1,7 +1,7 @@
 """A GGUF file's vocabulary: token strings, types, scores, special ids and the tokens that end generation.
 
-This module reads and checks the `tokenizer.ggml.*` metadata and answers questions about single tokens.
-It deliberately does not know how text is split or merged: see `tokenizers.bpe` and `tokenizers.spm`.
+This module reads and checks the `tokenizer.ggml.*` metadata, for whoever makes a tokenizer of it and for whoever judges
+the file. It does not know how text is split or merged: see `tokenizers.bpe` and `tokenizers.spm`.
 The rules (which names end generation, which ids are assumed) are those of llama.cpp's `llama-vocab.cpp`.
 """
 
@@ -16,11 +16,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.errors import FormatError
+from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
 
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"  # stands for the space in tokens spelt as SentencePiece does
+BPE_MODELS = ("gpt2", "gemma4")
+SPM_MODEL = "llama"
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""What stands in a string of the file for bytes that are not UTF-8."""
+
+
+class VocabularyError(FormatError):
+    """The metadata contradict themselves, or lack something. key: where."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.key = PREFIX + name
+        super().__init__(f"{self.key}: {problem}")
 
 
 class TokenType(IntEnum):
@@ -111,26 +126,29 @@ def read_vocabulary(metadata: Mapping[str, Any], *, default_special: Mapping[str
     """Read and check the token lists of a GGUF file's metadata.
 
     `default_special` gives the ids that a tokenizer model assumes where the metadata names none (role -> id).
-    Raises FormatError when a list is missing, of the wrong length or kind, or names a token twice.
+    Raises VocabularyError when a list is missing, of the wrong length or kind, or names a token twice.
     """
     warnings: list[str] = []
     tokens = _read_tokens(metadata, warnings)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         second = next(i for i, text in enumerate(tokens) if ids[text] != i)
-        raise FormatError(
-            f"{PREFIX}tokens: expected {len(tokens)} different tokens, found {tokens[second]!r} at index {second} "
-            f"and again at {ids[tokens[second]]}; convert the model again"
+        raise VocabularyError(
+            "tokens",
+            f"expected {len(tokens)} different tokens, found {shown(tokens[second])} at index {second} "
+            f"and again at {ids[tokens[second]]}; convert the model again",
         )
     types = _read_numbers(metadata, "token_type", len(tokens), np.int32)
     if types is None:
         types = np.full(len(tokens), TokenType.NORMAL, np.int32)
     for i in np.flatnonzero(types == TokenType.BYTE).tolist():
         if not BYTE_TOKEN.fullmatch(tokens[i]):
-            raise FormatError(f"{PREFIX}tokens: expected a byte token such as <0x0A>, found {tokens[i]!r} at index {i}")
+            raise VocabularyError(
+                "tokens", f"expected a byte token such as <0x0A>, found {shown(tokens[i])} at index {i}"
+            )
     scores = _read_numbers(metadata, "scores", len(tokens), np.float32)
     if scores is not None and np.isnan(scores).any():
-        raise FormatError(f"{PREFIX}scores: expected numbers, found NaN at index {int(np.isnan(scores).argmax())}")
+        raise VocabularyError("scores", f"expected numbers, found NaN at index {int(np.isnan(scores).argmax())}")
     special = _read_special_ids(metadata, default_special, len(tokens), warnings)
     for role, texts in WELL_KNOWN_TEXTS.items():
         found = next((ids[text] for text in texts if text in ids), None)
@@ -141,25 +159,42 @@ def read_vocabulary(metadata: Mapping[str, Any], *, default_special: Mapping[str
     return Vocabulary(tokens, ids, types, scores, special, end_of_generation, warnings)
 
 
+def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges of the metadata in their order, each once; VocabularyError where they are none."""
+    lines = read_strings(metadata, "merges")
+    if lines is None:
+        raise VocabularyError("merges", "expected the merges of a BPE tokenizer, found none")
+    merges: dict[tuple[str, str], None] = {}  # the first of equal merges decides the rank
+    for index, line in enumerate(lines):
+        at = line.find(" ", 1)  # a space may itself be the left part
+        left, right = line[:at], line[at + 1 :]
+        if at < 0 or not right or SURROGATE.search(line):
+            raise VocabularyError(
+                "merges", f"expected two UTF-8 pieces, a space between, found {shown(line)} at {index}"
+            )
+        merges[left, right] = None
+    return list(merges)
+
+
 def utf8(text: str) -> bytes:
     """The bytes of a string of the file; the reader keeps bytes that are not UTF-8 as surrogates."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def read_flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A boolean `tokenizer.ggml.<name>`; FormatError when the file holds something else."""
+    """A boolean `tokenizer.ggml.<name>`; VocabularyError when the file holds something else."""
     value = metadata.get(PREFIX + name, default)
     if not isinstance(value, (bool, np.bool_)):
-        raise FormatError(f"{PREFIX}{name}: expected a boolean, found {value!r}")
+        raise VocabularyError(name, f"expected a boolean, found {shown(value)}")
     return bool(value)
 
 
 def _read_tokens(metadata: Mapping[str, Any], warnings: list[str]) -> list[str]:
     tokens = read_strings(metadata, "tokens")
     if tokens is None:
-        raise FormatError(f"{PREFIX}tokens: expected a list of token strings, found none; the file has no vocabulary")
+        raise VocabularyError("tokens", "expected a list of token strings, found none; the file has no vocabulary")
     if not tokens:
-        raise FormatError(f"{PREFIX}tokens: expected at least one token, found an empty list")
+        raise VocabularyError("tokens", "expected at least one token, found an empty list")
     if "" in tokens:
         empty = [i for i, text in enumerate(tokens) if not text]
         warnings.append(f"{PREFIX}tokens: {len(empty)} empty tokens, the first at index {empty[0]}")
@@ -168,21 +203,37 @@ def _read_tokens(metadata: Mapping[str, Any], warnings: list[str]) -> list[str]:
     return tokens
 
 
+def read_model(metadata: Mapping[str, Any]) -> str:
+    """The name of the kind of tokenizer; VocabularyError where there is none.
+
+    UnsupportedModelError: a kind that is not known here.
+    """
+    name = read_name(metadata, "model")
+    if name is None:
+        raise VocabularyError("model", "expected the name of a tokenizer, found none; the file has no vocabulary")
+    if name not in (*BPE_MODELS, SPM_MODEL):
+        known = ", ".join(BPE_MODELS)
+        raise UnsupportedModelError(
+            f"{PREFIX}model: expected {known} or {SPM_MODEL}, found {shown(name)}, which is not supported"
+        )
+    return name
+
+
 def read_name(metadata: Mapping[str, Any], name: str) -> str | None:
-    """The string `tokenizer.ggml.<name>`, None when absent; FormatError for other kinds."""
+    """The string `tokenizer.ggml.<name>`, None when absent; VocabularyError for other kinds."""
     value = metadata.get(PREFIX + name)
     if value is not None and not isinstance(value, str):
-        raise FormatError(f"{PREFIX}{name}: expected a string, found {type(value).__name__}")
+        raise VocabularyError(name, f"expected a string, found {type(value).__name__}")
     return value
 
 
 def read_strings(metadata: Mapping[str, Any], name: str) -> list[str] | None:
-    """A fresh list of the strings of `tokenizer.ggml.<name>`, None when absent; FormatError for other kinds."""
+    """A fresh list of the strings of `tokenizer.ggml.<name>`, None when absent; VocabularyError for other kinds."""
     value = metadata.get(PREFIX + name)
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(s, str) for s in value):
-        raise FormatError(f"{PREFIX}{name}: expected a list of strings, found {type(value).__name__}")
+        raise VocabularyError(name, f"expected a list of strings, found {type(value).__name__}")
     return list(value)
 
 
@@ -192,9 +243,9 @@ def _read_numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: typ
         return None
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype.kind not in "iuf":
-        raise FormatError(f"{PREFIX}{name}: expected a list of {count} numbers, found {type(value).__name__}")
+        raise VocabularyError(name, f"expected a list of {count} numbers, found {type(value).__name__}")
     if len(array) != count:
-        raise FormatError(f"{PREFIX}{name}: expected {count} values, one for each token, found {len(array)}")
+        raise VocabularyError(name, f"expected {count} values, one for each token, found {len(array)}")
     return array.astype(dtype)
 
 
@@ -208,7 +259,7 @@ def _read_special_ids(
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise FormatError(f"{PREFIX}{name}: expected a token id, found {value!r}")
+                raise VocabularyError(name, f"expected a token id, found {shown(value)}")
             if 0 <= value < count:
                 special[role] = int(value)
             else:
