@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tqgguf.cli.convert_cache import convert_cache
 from tqgguf.cli.convert_ends import CACHE_KINDS, End, source_end, target_end
-from tqgguf.cli.convert_flags import check_flags
+from tqgguf.cli.convert_flags import check_flags, check_type
 from tqgguf.cli.convert_folder import convert_to_folder
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.convert_weights import convert_checkpoint, convert_weights
@@ -18,6 +18,7 @@ MODEL_ROUTES = {
 
 def convert(request: ConvertRequest) -> int:
     """Serve the request and return the exit status. What can be refused is refused before anything is written."""
+    check_type(request.weight_type)
     source = source_end(request.source)
     target = target_end(request, source)
     check_flags(request, source, target)
