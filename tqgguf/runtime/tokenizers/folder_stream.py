@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.formats.errors import FormatError
+from tqgguf.formats.errors import FormatError, words_of
 
 MOST_IDS: Final = 48
 """Of tokens that are decoded together: when there are more, the last ones stand for all."""
@@ -63,9 +63,7 @@ def decoded(backend: Backend, ids: Sequence[int], *, skip_special: bool = False)
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise FormatError(
-            f"tokenizer.json: its decoder fails with some tokens: {' '.join(str(error).split())}"
-        ) from error
+        raise FormatError(f"tokenizer.json: its decoder fails with some tokens: {words_of(error)}") from error
 
 
 def is_panic(error: BaseException) -> bool:
