@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import numpy as np
 import pytest
 from gguf_builder import F32, I32, Tensor, Typed
 from tiny_models import CHAT_TEMPLATE, TinyModel, model_metadata, model_tensors, write_tiny
+from tqgguf.formats.models.vocabulary import Vocabulary, read_vocabulary
 
 from tqgguf.cli.main import main
+from tqgguf.formats.errors import UnsupportedModelError
+from tqgguf.runtime.conversion.tokenizer_write import _implied_merges, tokenizer_backend
 from tqgguf.runtime.models.load import open_model
+from tqgguf.runtime.tokenizers.gguf_tokenizer import load_tokenizer
 
 TEXT = "the heron on the water, 1234 <|im_start|>user\n  in  it's"
 
@@ -240,3 +245,48 @@ def test_a_value_that_is_not_finite_is_refused_in_every_float_type(
     expected = f"a.gguf: tensor {name}: expected finite values, found {shown}; the file is damaged"
     assert expected in capsys.readouterr().err
     assert os.listdir(".") == ["a.gguf"]
+
+
+def plain_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Every way to make a normal token of two: by score, then the shortest left and right parts."""
+    normal = {text for text, i in vocabulary.ids.items() if vocabulary.types[i] in (1, 4)}
+    found = [
+        (-float(vocabulary.scores[vocabulary.ids[text]]), at, len(text) - at, text[:at], text[at:])
+        for text in vocabulary.ids
+        for at in range(1, len(text))
+        if {text, text[:at], text[at:]} <= normal
+    ]
+    return [(left, right) for *_, left, right in sorted(found, key=lambda row: row[:3])]
+
+
+def test_merges_that_scores_imply_are_found_whatever_tokens_begin_with() -> None:
+    choose = random.Random(0)
+    texts = sorted({"".join(choose.choices("aab\u2581\U0001f642", k=choose.randint(1, 6))) for _ in range(700)})
+    choose.shuffle(texts)
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": [float(choose.randint(-9, 0)) for _ in texts],
+        "tokenizer.ggml.token_type": [choose.choice((1, 1, 1, 4, 3)) for _ in texts],
+    }
+    vocabulary = read_vocabulary(metadata, default_special={})
+    found, plain = list(_implied_merges(vocabulary)), plain_merges(vocabulary)
+    assert len(plain) > 500 and sorted(found) == sorted(plain)
+
+    def rank(pair: tuple[str, str]) -> tuple[float, int, int]:
+        return -float(vocabulary.scores[vocabulary.ids["".join(pair)]]), len(pair[0]), len(pair[1])
+
+    assert list(map(rank, found)) == list(map(rank, plain))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_token_that_is_not_utf_8_is_refused_by_its_id(kind: str) -> None:
+    metadata = {
+        "tokenizer.ggml.model": kind,
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "\udcff\udcfe"],
+        "tokenizer.ggml.scores": [0.0] * 3,
+        "tokenizer.ggml.merges": [],
+    }
+    with pytest.raises(UnsupportedModelError, match=r"^tokenizer\.ggml\.tokens: token 2 is not UTF-8 \(b'.xff.xfe'\)"):
+        tokenizer_backend(metadata, load_tokenizer(metadata))

@@ -186,6 +186,38 @@ def test_what_is_quantised_is_quantised_again_only_where_that_is_allowed(files: 
     assert files.read("d.gguf")[-1000:] == files.read("a.gguf")[-1000:]
 
 
+def test_a_dry_run_lists_what_would_be_refused_and_then_refuses(files: Files) -> None:
+    write_tiny(Path("a.gguf"), TinyModel(weights="Q8_0"))
+    shown = files("a.gguf", "b.gguf", "--type", "q4_0", "--dry-run", status=2)
+    row = next(line for line in shown.splitlines() if line.startswith("blk.0.attn_q.weight"))
+    assert row.split()[-4:] == ["Q8_0", "Q4_0", "36,864", "refused"]
+    assert "nothing was written" in files.err and "--requantise allows it" in files.err
+    assert not os.path.exists("b.gguf")
+
+
+def test_a_shard_that_is_larger_than_asked_is_named_with_what_makes_it_so(files: Files) -> None:
+    tensors = {"a.weight": np.zeros((1024, 512), np.float32), "b.weight": np.zeros((4, 512), np.float32)}
+    Path("a.gguf").write_bytes(build_gguf({"general.architecture": "x"}, tensors))
+    files("a.gguf", "b.gguf", "--split-max-size", "1M")
+    expected = "has 2.10 MB, more than --split-max-size 1M: its tensor 'a.weight' has 2.10 MB, which is not divided"
+    assert f"b-00001-of-00002.gguf {expected}" in files.err
+    assert "b-00002-of-00002.gguf has" not in files.err
+
+
+def test_sizes_of_tensors_are_compared_with_tensors(files: Files) -> None:
+    tensors = {"a.weight": np.zeros((1000, 512), np.float32)}
+    Path("a.gguf").write_bytes(build_gguf({"general.architecture": "x", "x.long": "y" * 10**6}, tensors))
+    files("a.gguf", "b.gguf", "--type", "f16")
+    assert "2.05 MB of tensors to 1.02 MB" in files.err and "the file has 2.02 MB" in files.err
+
+
+@pytest.mark.parametrize(("name", "reason"), [("q4_k_m", True), ("Q6_K", True), ("iq2_xs", True), ("q9", False)])
+def test_a_type_that_is_not_written_is_refused_with_the_reason(files: Files, name: str, reason: bool) -> None:
+    files("a.gguf", "b.gguf", "--type", name, status=2)
+    assert f"--type: expected one of {', '.join(FILE_TYPES)}, found '{name.lower()}'" in files.err
+    assert ("are read and not written" in files.err) is reason
+
+
 def test_a_dry_run_and_json_say_what_becomes_of_each_tensor(files: Files) -> None:
     write_tiny(Path("a.gguf"), TinyModel(weights="F16"))
     told = json.loads(files("a.gguf", "b.gguf", "--type", "q4_0", "--dry-run", "--json"))

@@ -179,8 +179,12 @@ BAD_FOLDERS = {
         r"multi-head latent attention \(kv_lora_rank\)",
         configure(kv_lora_rank=64),
     ),
-    "own code": (FormatError, r"mlx-lm cannot load it: ValueError: .*custom", configure(model_file="evil.py")),
-    "sizes of another type": (FormatError, r"mlx-lm cannot load it: ", configure(hidden_size="big")),
+    "own code": (
+        UnsupportedModelError,
+        r"model_file: .*code of its own, which is not run",
+        configure(model_file="x.py"),
+    ),
+    "sizes of another type": (FormatError, r"hidden_size: expected a number from 1 ", configure(hidden_size="big")),
     "other sizes": (FormatError, r"mlx-lm cannot load it: ValueError: .*shape", configure(intermediate_size=64)),
     "no weights": (FormatError, r"expected weights in model\*\.safetensors, found none", remove("model.safetensors")),
     "weights cut short": (FormatError, r"(cannot load it|cannot be read): ", cut_weights),
@@ -197,10 +201,10 @@ BAD_FOLDERS = {
     ),
     "weights are a pipe": (
         FormatError,
-        r"model\.safetensors: expected a safetensors file, found none of the regular kind",
+        r"model\.safetensors: expected a regular file, found a pipe",
         pipe("model.safetensors"),
     ),
-    "config is a pipe": (FormatError, r"expected a config\.json in the model folder, found none", pipe("config.json")),
+    "config is a pipe": (FormatError, r"config\.json: expected a regular file, found a pipe", pipe("config.json")),
     "config nested without end": (
         FormatError,
         r"config\.json: expected JSON, found a mistake: maximum recursion",

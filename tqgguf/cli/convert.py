@@ -23,7 +23,6 @@ EXAMPLES = (
 )
 
 To = Literal["gguf", "session", "sequence", "mlx-lm"]
-WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Switch = Literal["on", "off"]
 RopeOrder = Literal["neighbours", "halves"]
 
@@ -38,14 +37,13 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", hidden=True)],
     target: Annotated[str, typer.Argument(metavar="DST", hidden=True)],
     weight_type: Annotated[
-        WeightType | None,
+        str | None,
         option(
             WEIGHTS,
             "Type of the weights (f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl; K-quants are only read), by "
             "llama-quantize's rules: vectors, norms and routers stay, an output layer gets at least q8_0. "
             "Default: as they are (of a folder: bf16 or f16).",
             "--type",
-            case_sensitive=False,
             metavar="TYPE",
         ),
     ] = None,
@@ -177,7 +175,7 @@ def convert(
                 sequence=sequence,
                 mlx_model=mlx_model,
                 rope_order=rope_order,
-                weight_type=weight_type,
+                weight_type=None if weight_type is None else weight_type.lower(),
                 split_max_size=split_max_size,
                 dry_run=dry_run,
                 json_output=json_output,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tqgguf.cli.convert_cache import convert_cache
 from tqgguf.cli.convert_ends import CACHE_KINDS, End, source_end, target_end
-from tqgguf.cli.convert_flags import check_flags
+from tqgguf.cli.convert_flags import check_flags, check_type
 from tqgguf.cli.convert_folder import convert_to_folder
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.convert_weights import convert_checkpoint, convert_weights
@@ -21,6 +21,7 @@ MODEL_ROUTES = {
 
 def convert(request: ConvertRequest) -> int:
     """Serve the request and return the exit status. What can be refused is refused before anything is written."""
+    check_type(request.weight_type)
     request = replace(request, source=model_path(request.source))
     source = source_end(request.source)
     target = target_end(request, source)

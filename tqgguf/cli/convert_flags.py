@@ -5,6 +5,7 @@ A flag that does nothing is refused, for whoever gives it expects something of i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Final, NamedTuple
@@ -12,8 +13,9 @@ from typing import Final, NamedTuple
 from tqgguf.cli.convert_ends import CACHE_KINDS, End
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.ranges import INT32, Ranges, check_ranges
+from tqgguf.formats.conversion.weight_rules import FILE_TYPES
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.gguf.errors import readable, shown
 
 Serves = Callable[[End, End], bool]
 """Whether a flag has an effect where the first end becomes the second."""
@@ -63,11 +65,22 @@ FLAGS: Final[dict[str, Flag]] = {
 }
 """By the request's field. What is not here is good for every conversion, but for --requantise, see `check_flags`."""
 
+_READ_ONLY: Final = re.compile(r"i?q[1-8]_(k(_[a-z]+)?|xxs|xs|s|m|nl_.*)|tq[12]_0|mxfp4(_moe)?|nvfp4", re.IGNORECASE)
+"""Names that llama-quantize has of types that weights are not converted to."""
 _RANGES: Final[Ranges] = {
     "head_dim": ("--head-dim", 1, 1 << 16),
     "generation": ("--codebook-generation", 2, 3),
     "sequence": ("--sequence-id", 0, INT32),
 }
+
+
+def check_type(name: str | None) -> None:
+    """RequestError for a type that weights are not converted to, with the reason where a file can have it."""
+    if name is None or name in FILE_TYPES:
+        return
+    is_read = _READ_ONLY.fullmatch(name) is not None
+    reason = "; types of its kind are read and not written, as gguf-py does not encode them" if is_read else ""
+    raise RequestError(f"--type: expected one of {', '.join(FILE_TYPES)}, found {shown(name)}{reason}")
 
 
 def check_flags(request: ConvertRequest, source: End, target: End) -> None:

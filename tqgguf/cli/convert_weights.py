@@ -35,6 +35,7 @@ def convert_weights(request: ConvertRequest) -> int:
             max_bytes,
             requantise=request.requantise,
             step=f"{_step(request)}, weights to {request.weight_type}",
+            only_look=request.dry_run,
         )
         return _carry_out(request, plan)
 
@@ -55,6 +56,8 @@ def _carry_out(request: ConvertRequest, plan: Plan, *, from_checkpoint: bool = F
     if request.dry_run:
         _tell(request, plan, None)
         announce_calibration(request.source)
+        if plan.refusal is not None:
+            raise plan.refusal
         return 0
     _tell(request, plan, _write(plan))
     take_calibration_along(request.source, plan.files[0].path, in_original_order=from_checkpoint)
@@ -94,10 +97,13 @@ def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
     target = names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} first"
     did = ", ".join(f"{n} {what}" for what, n in changed.most_common()) or "all as they were"
     rate = f" in {seconds:.1f} s, {size(int(plan.source_bytes / max(seconds, 1e-9)))}/s" if seconds is not None else ""
+    files = "the file has" if len(names) == 1 else "the files have"
     say(
-        f"{readable(request.source)} to {target}: {len(plan.tensors)} tensors, {did}; {size(plan.source_bytes)} to "
-        f"{size(plan.n_bytes)}{rate}" + ("; nothing was written" if request.dry_run else "")
+        f"{readable(request.source)} to {target}: {len(plan.tensors)} tensors, {did}; {size(plan.source_bytes)} of "
+        f"tensors to {size(plan.tensor_bytes)}{rate}; {files} {size(plan.n_bytes)}"
+        + ("; nothing was written" if request.dry_run else "")
     )
+    _tell_of_large_files(request, plan)
     others = summary(tensor.reason for tensor in plan.tensors)
     if others:
         say(
@@ -105,10 +111,28 @@ def _tell(request: ConvertRequest, plan: Plan, seconds: float | None) -> None:
         )
 
 
+def _tell_of_large_files(request: ConvertRequest, plan: Plan) -> None:
+    """Files are larger than asked where one tensor or the metadata are, as those are not divided."""
+    limit = bytes_of(request.split_max_size)
+    for file in plan.files:
+        if limit and file.n_bytes > limit:
+            sizes = {f"its tensor {shown(tensor.name)}": tensor.n_bytes for tensor in file.tensors}
+            sizes["its metadata"] = file.n_bytes - sum(sizes.values())
+            what = max(sizes, key=lambda name: sizes[name])
+            say(
+                f"{readable(file.path)} has {size(file.n_bytes)}, more than --split-max-size {request.split_max_size}: "
+                f"{what} has {size(sizes[what])}, which is not divided"
+            )
+
+
 def _row(tensor: PlannedTensor) -> tuple[str, ...]:
     shape = " x ".join(map(str, tensor.shape))
     becomes = "" if tensor.is_copied else ggml_type_name(tensor.ggml_type)
-    return shown(tensor.name)[1:-1], shape, tensor.type_name, becomes, f"{tensor.n_bytes:,}", tensor.reason
+    return shown(tensor.name)[1:-1], shape, tensor.type_name, becomes, f"{tensor.n_bytes:,}", _remark(tensor)
+
+
+def _remark(tensor: PlannedTensor) -> str:
+    return "refused" if tensor.refusal is not None else tensor.reason
 
 
 def _report(request: ConvertRequest, plan: Plan, seconds: float | None) -> dict[str, object]:
@@ -122,6 +146,7 @@ def _report(request: ConvertRequest, plan: Plan, seconds: float | None) -> dict[
             {"path": readable(file.path), "bytes": file.n_bytes, "tensors": len(file.tensors)} for file in plan.files
         ],
         "source_bytes": plan.source_bytes,
+        "tensor_bytes": plan.tensor_bytes,
         "bytes": plan.n_bytes,
         "seconds": seconds,
         "tensors": [
@@ -131,7 +156,7 @@ def _report(request: ConvertRequest, plan: Plan, seconds: float | None) -> dict[
                 "from": tensor.type_name,
                 "to": ggml_type_name(tensor.ggml_type),
                 "bytes": tensor.n_bytes,
-                "reason": tensor.reason,
+                "reason": _remark(tensor),
             }
             for tensor in plan.tensors
         ],

@@ -299,7 +299,10 @@ class _Run:
     def _answer(self, ids: list[int], heading: str) -> str:
         """Evaluate and generate, streaming to stdout (unless it is for --json). The text without the heading."""
         stream = not self.request.json_output
-        generation = Generation(self.session, self.sampler, self.request.n_predict, self.texts.reverse_prompts)
+        continued = ids if self.conversation is None else ()
+        generation = Generation(
+            self.session, self.sampler, self.request.n_predict, self.texts.reverse_prompts, context=continued
+        )
         shown: list[str] = []
 
         def show(text: str) -> None:

@@ -52,11 +52,12 @@ def _open_regular(path: str, expected: str) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise TqggufError(f"{path}: expected {expected}, found {_kind(mode)}")
+        raise TqggufError(f"{path}: expected {expected}, found {kind_of_file(mode)}")
     return descriptor
 
 
-def _kind(mode: int) -> str:
+def kind_of_file(mode: int) -> str:
+    """What a file is by its mode, in words, if it is no regular one."""
     kinds = (
         (stat.S_ISDIR, "a folder"),
         (stat.S_ISFIFO, "a pipe"),

@@ -16,7 +16,7 @@ import numpy as np
 
 from tqgguf.formats.atomic import check_space, replacing_set
 from tqgguf.formats.conversion.row_encoding import Encode
-from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 from tqgguf.formats.gguf.model_rules import judge_metadata, judge_tensors
 from tqgguf.formats.gguf.parse import parse
 from tqgguf.formats.gguf.rules import ALIGNMENT_KEY
@@ -30,7 +30,9 @@ Read = Callable[[Encode | None], Iterator[tuple[int, Piece]]]
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """What becomes of one tensor. type_name: the source's; reason: why it is not of the type that was asked for."""
+    """What becomes of one tensor. type_name: the source's; reason: why it is not of the type that was asked for.
+    refusal: why it cannot be written so; such plans are only looked at.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,6 +43,7 @@ class PlannedTensor:
     read: Read
     is_copied: bool = False
     reason: str = ""
+    refusal: TqggufError | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,18 @@ class Plan:
         return [tensor for file in self.files for tensor in file.tensors]
 
     @property
+    def refusal(self) -> TqggufError | None:
+        """Why the plan cannot be written, if it cannot."""
+        return next((tensor.refusal for tensor in self.tensors if tensor.refusal is not None), None)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of tensor data to be written."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
     def n_bytes(self) -> int:
-        """Bytes to be written."""
+        """Bytes of the files to be written."""
         return sum(file.n_bytes for file in self.files)
 
     @property

@@ -17,7 +17,7 @@ from tqgguf.formats.atomic import refuse_source
 from tqgguf.formats.conversion.files import Plan, PlannedTensor, make_plan
 from tqgguf.formats.conversion.row_encoding import Encode, bytes_of, encoded_runs
 from tqgguf.formats.conversion.weight_rules import FILE_TYPES, QUANTIZATION_VERSION, Choice, choose, facts_of
-from tqgguf.formats.errors import RequestError, UnsupportedModelError
+from tqgguf.formats.errors import RequestError, TqggufError, UnsupportedModelError
 from tqgguf.formats.gguf.reader import GGUFFile, TensorInfo
 from tqgguf.formats.gguf.split import SPLIT_KEYS
 from tqgguf.formats.gguf.tensor_values import can_decode, decode
@@ -41,11 +41,13 @@ def plan_gguf(
     *,
     requantise: bool = False,
     step: str = "",
+    only_look: bool = False,
 ) -> Plan:
     """Plan the conversion of an open file, which must stay open until the plan is written, into `target`.
 
     wanted: a type of FILE_TYPES for the weights, None to leave all as they are. max_bytes: of a shard, 0 for one file.
-    step: the provenance to be noted where weights change. DefectError: the model is not sound. RequestError for a
+    step: the provenance to be noted where weights change. only_look: the plan is not to be written, and tensors that
+    could not be are in it too, each with its refusal. DefectError: the model is not sound. RequestError for a
     target that is part of the source, or whose name cannot be; for weights that would be quantised twice unless
     `requantise`; UnsupportedModelError for weights of a type that cannot be decoded.
     """
@@ -57,8 +59,10 @@ def plan_gguf(
         if info.n_bytes is None:
             file.raw(info.name)  # raises: data of unknown size cannot even be copied
         chosen = choose(info, wanted, facts) if wanted is not None and info.n_values else Choice(info.ggml_type)
-        _check_change(file, info, chosen, requantise)
-        tensors.append(_planned(file, info, chosen))
+        refusal = _refusal(file, info, chosen, requantise)
+        if refusal is not None and not only_look:
+            raise refusal
+        tensors.append(_planned(file, info, chosen, refusal))
     entries = _entries(file, wanted, step if any(not tensor.is_copied for tensor in tensors) else "")
     plan = make_plan(target, entries, tensors, max_bytes, file.alignment)
     for planned in plan.files:
@@ -66,7 +70,7 @@ def plan_gguf(
     return plan
 
 
-def _planned(file: GGUFFile, info: TensorInfo, chosen: Choice) -> PlannedTensor:
+def _planned(file: GGUFFile, info: TensorInfo, chosen: Choice, refusal: TqggufError | None) -> PlannedTensor:
     is_copied = chosen.ggml_type == info.ggml_type
     n_read = info.n_bytes or 0
     return PlannedTensor(
@@ -79,20 +83,23 @@ def _planned(file: GGUFFile, info: TensorInfo, chosen: Choice) -> PlannedTensor:
         read=partial(_copied, file, info) if is_copied else partial(_encoded, file, info, chosen.ggml_type),
         is_copied=is_copied,
         reason=chosen.reason,
+        refusal=refusal,
     )
 
 
-def _check_change(file: GGUFFile, info: TensorInfo, chosen: Choice, requantise: bool) -> None:
+def _refusal(file: GGUFFile, info: TensorInfo, chosen: Choice, requantise: bool) -> TqggufError | None:
+    """Why a tensor cannot become what was chosen, None if it can."""
     if chosen.ggml_type == info.ggml_type:
-        return
+        return None
     if not can_decode(info.ggml_type):
-        raise UnsupportedModelError(f"{file.path}: tensor {info.name} is of {info.type_name}, which cannot be decoded")
+        return UnsupportedModelError(f"{file.path}: tensor {info.name} is of {info.type_name}, which cannot be decoded")
     is_quantised = GGML_TYPES[info.ggml_type].dtype is None
     if is_quantised and GGML_TYPES[chosen.ggml_type].dtype is None and not requantise:
-        raise RequestError(
+        return RequestError(
             f"{file.path}: tensor {info.name} is of {info.type_name} already, and quantising it again as "
             f"{ggml_type_name(chosen.ggml_type)} loses more than once from the original; --requantise allows it"
         )
+    return None
 
 
 def _entries(file: GGUFFile, wanted: str | None, step: str) -> tuple[Piece, ...]:

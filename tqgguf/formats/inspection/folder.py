@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,9 @@ class _Config:
 
     def real(self, name: str, config: Mapping[str, Any] | None = None) -> float | None:
         value = (self.values if config is None else config).get(name)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value) if abs(value) <= sys.float_info.max else None
 
     def text(self, name: str) -> str | None:
         value = self.values.get(name)

@@ -21,7 +21,8 @@ Default = Callable[[Mapping[str, Any]], Any]
 class Checkpoint:
     """What checkpoints of some classes have in common.
 
-    rope_pairs: llama.cpp turns queries and keys in neighbouring pairs, so that their rows are put in that order.
+    family: its name in `folder_keys.FAMILIES`. rope_pairs: llama.cpp turns queries and keys in neighbouring pairs, so
+    that their rows are put in that order.
     norm_offset: what is added to norms' weights. needs_pieces: there must be a tokenizer.model.
     """
 
@@ -32,6 +33,7 @@ class Checkpoint:
     needs_pieces: bool = False
     is_llama: bool = False
     is_gemma: bool = False
+    family: str = "llama"
 
 
 def _of(value: Any) -> Default:
@@ -70,11 +72,13 @@ _GEMMA = Checkpoint(
         "rope_theta": _of(1_000_000.0),
         "rope_local_base_freq": _of(10000.0),
         "sliding_window": _of(4096),
+        "tie_word_embeddings": _of(True),
         "vocab_size": _of(262208),
     },
     norm_offset=1.0,
     needs_pieces=True,
     is_gemma=True,
+    family="gemma3",
 )
 
 CHECKPOINTS: dict[str, Checkpoint] = {
@@ -84,10 +88,12 @@ CHECKPOINTS: dict[str, Checkpoint] = {
         {**_LLAMA.defaults, "num_key_value_heads": _of(8), "max_position_embeddings": _of(131072)},
         rope_pairs=True,
         is_llama=True,
+        family="mistral",
     ),
     "Qwen2ForCausalLM": Checkpoint(
         gguf.MODEL_ARCH.QWEN2,
         {**_COMMON, "num_key_value_heads": _of(32), "max_position_embeddings": _of(32768), "vocab_size": _of(151936)},
+        family="qwen2",
     ),
     "Qwen3ForCausalLM": Checkpoint(
         gguf.MODEL_ARCH.QWEN3,
@@ -98,6 +104,7 @@ CHECKPOINTS: dict[str, Checkpoint] = {
             "max_position_embeddings": _of(32768),
             "vocab_size": _of(151936),
         },
+        family="qwen3",
     ),
     "Gemma3ForCausalLM": _GEMMA,
     "Gemma3ForConditionalGeneration": _GEMMA,
@@ -113,6 +120,9 @@ _FOREIGN_KEYS = {
 
 def find_checkpoint(config: Mapping[str, Any], path: str) -> Checkpoint:
     """The row for a config.json; UnsupportedModelError for classes and features that are not converted."""
+    for key, what in _FOREIGN_KEYS.items():
+        if config.get(key):
+            raise UnsupportedModelError(f"{path}: {key}: a checkpoint with {what} is not converted")
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None
     if name is None:
@@ -120,17 +130,12 @@ def find_checkpoint(config: Mapping[str, Any], path: str) -> Checkpoint:
     row = CHECKPOINTS.get(name)
     if row is None:
         raise UnsupportedModelError(f"{path}: {name!r:.60} is not converted; these are: {', '.join(CHECKPOINTS)}")
-    for key, what in _FOREIGN_KEYS.items():
-        if config.get(key):
-            raise UnsupportedModelError(f"{path}: {key}: a checkpoint with {what} is not converted")
     return row
 
 
 def completed(row: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with what its class assumes where it says nothing. The language part comes to the front."""
-    language = config.get("text_config")
-    known = {**config, **language} if isinstance(language, dict) else dict(config)
-    known = {key: value for key, value in known.items() if value is not None}
+    """A language model's configuration with what its class assumes where it says nothing."""
+    known = dict(config)
     for key, default in row.defaults.items():
         if key not in known:
             known[key] = default(known)

@@ -30,6 +30,9 @@ from tqgguf.formats.gguf.types import MetadataType, ValueType, ggml_type_name
 from tqgguf.formats.gguf.write import Piece, entry
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.mapped_file import forget_pages
+from tqgguf.formats.models.folder_features import GGUF, check_features
+from tqgguf.formats.models.folder_files import check_folder_files
+from tqgguf.formats.models.folder_keys import language_part
 from tqgguf.formats.safetensors import SafeTensor
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint, completed, find_checkpoint
 from tqgguf.runtime.conversion.hf_files import stored_tensors
@@ -39,6 +42,11 @@ from tqgguf.runtime.conversion.hf_vocabulary import add_vocabulary
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _F32 = 0
+_BIASES = {
+    "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
+    "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
+}
+"""Of Llama's class: settings -> the matrices that have a bias by them."""
 _GUESSED = {"BF16": "bf16"}  # of the first matrix -> type of the weights where none is named; else f16
 
 
@@ -51,10 +59,13 @@ def plan_checkpoint(folder: str, target: str, wanted: str | None = None, max_byt
     """
     path = Path(folder)
     config_path = str(path / "config.json")
+    check_folder_files(path)
     config = read_json(path / "config.json")
     row = find_checkpoint(config, config_path)
-    config = _completed(row, config, config_path)
+    config = _completed(row, language_part(config, config_path), config_path)
+    check_features(row.family, config, config_path, GGUF)
     stored = stored_tensors(path)
+    _drop_tied(config, stored, config_path)
     if wanted is None:
         first = next((tensor.dtype for tensor in stored.values() if len(tensor.shape) > 1), "F32")
         wanted = _GUESSED.get(first, "f16")
@@ -89,7 +100,7 @@ def _silent_gguf() -> Iterator[None]:
 def _completed(row: Checkpoint, config: Mapping[str, Any], path: str) -> dict[str, Any]:
     try:
         return completed(row, config)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise FormatError(
             f"{path}: sizes are missing or none that can be: {type(error).__name__}: {words_of(error)}"
         ) from error
@@ -118,6 +129,7 @@ def _planned_tensors(
     facts = ModelFacts(
         gguf.MODEL_ARCH_NAMES[row.architecture], n_layers, 0, n_heads // n_kv_heads, "output.weight" not in found_names
     )
+    _check_biases(config, found_names, n_layers, row, path)
     _check_once(folder, names)
     _check_complete(folder, found_names, n_layers)
     shapes = Shapes(config, path)
@@ -218,6 +230,31 @@ def _pairs(n_rows: int, n_heads: int, name: str, folder: Path) -> NDArray[np.int
     if n_rows % (2 * n_heads):
         raise FormatError(f"{folder}: tensor {name}: expected {n_heads} heads of an even size, found {n_rows} rows")
     return np.arange(n_rows).reshape(n_heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def _drop_tied(config: Mapping[str, Any], stored: dict[str, SafeTensor], path: str) -> None:
+    """Leave out an output layer that the class does not use, as it takes the embeddings; FormatError where it has no
+    output layer and does not take them.
+    """
+    tied = config.get("tie_word_embeddings")
+    if tied:
+        stored.pop("lm_head.weight", None)
+    elif tied is False and "lm_head.weight" not in stored:
+        raise FormatError(f"{path}: tie_word_embeddings: expected true, as there is no lm_head.weight, found false")
+
+
+def _check_biases(config: Mapping[str, Any], names: set[str], n_layers: int, row: Checkpoint, path: str) -> None:
+    """FormatError where biases are there and not used by the class, or the reverse."""
+    for key, parts in _BIASES.items():
+        if row.family not in ("llama", "mistral"):
+            continue
+        wanted = bool(config.get(key, False))
+        for name in (f"blk.{i}.{part}.bias" for i in range(n_layers) for part in parts):
+            if (name in names) != wanted:
+                found = "one" if name in names else "none"
+                raise FormatError(
+                    f"{path}: {key} is {str(wanted).lower()}: expected {('no', 'a')[wanted]} bias {name}, found {found}"
+                )
 
 
 def _check_once(folder: Path, names: Mapping[str, str | None]) -> None:

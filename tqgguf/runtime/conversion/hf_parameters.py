@@ -13,8 +13,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
+from tqgguf.formats.errors import FormatError
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES, ROPE_FACTORS
+from tqgguf.formats.models.folder_features import sliding_layers
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint
 
 _YARN = {
@@ -24,13 +25,13 @@ _YARN = {
     "beta_fast": "add_rope_scaling_yarn_beta_fast",
     "beta_slow": "add_rope_scaling_yarn_beta_slow",
 }
-_UNSCALED = (None, "default", "llama3")  # llama 3's scaling becomes a tensor
+_GREATEST = float(np.finfo(np.float32).max)  # what a GGUF's numbers can be
 
 
 def add_parameters(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str, Any], path: str) -> None:
     """Add the hyper-parameters of a completed configuration.
 
-    FormatError: a value is missing or none that it can be; UnsupportedModelError: a feature that is not converted.
+    FormatError: a value is missing or none that it can be.
     """
     writer.add_block_count(number(config, "num_hidden_layers", path, MAX_LAYERS))
     writer.add_context_length(number(config, "max_position_embeddings", path))
@@ -47,11 +48,9 @@ def add_parameters(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str
         writer.add_vocab_size(number(config, "vocab_size", path))
         writer.add_rope_dimension_count(number(config, "head_dim", path))
     if row.is_gemma:
-        if config.get("attn_logit_softcapping"):
-            raise UnsupportedModelError(f"{path}: attn_logit_softcapping: Gemma 3 has none in llama.cpp")
         if config.get("final_logit_softcapping"):
             writer.add_final_logit_softcapping(real(config, "final_logit_softcapping", path))
-        if config.get("sliding_window_pattern") != 1:
+        if any(sliding_layers(config)):
             writer.add_sliding_window(number(config, "sliding_window", path))
 
 
@@ -86,7 +85,7 @@ def number(config: Mapping[str, Any], key: str, path: str, most: int = MAX_SIZE)
 def real(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
     """A finite number of a configuration."""
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _GREATEST:
         raise FormatError(f"{path}: {key}: expected a number, found {value!r:.60}")
     return float(value)
 
@@ -133,10 +132,6 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], path: str) -> 
         for key, method in _YARN.items():
             if settings.get(key) is not None:
                 getattr(writer, method)(real(settings, key, path))
-    elif kind not in _UNSCALED:
-        raise UnsupportedModelError(f"{path}: rope_type {kind!r:.60}: expected linear, yarn, llama3 or default")
-    if settings.get("mrope_section"):
-        raise UnsupportedModelError(f"{path}: mrope_section: positions of several axes are not converted")
     writer.add_rope_freq_base(_above_zero(settings, "rope_theta", path, ROPE_BASES))
     local = _local_base(config)
     if local is not None:

@@ -18,6 +18,7 @@ from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.models.vocabulary import SPACE, TokenType
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint
+from tqgguf.runtime.conversion.hf_parameters import number
 from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer
 from tqgguf.runtime.tokenizers.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS
 
@@ -43,8 +44,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str
 
     FormatError: files are missing or damaged; UnsupportedModelError: a tokenizer of a kind that is not converted.
     """
-    n_tokens = config.get("vocab_size")
-    assert isinstance(n_tokens, int)
+    n_tokens = number(config, "vocab_size", str(folder / "config.json"))
     settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     if row.is_llama and isinstance(settings.get("add_prefix_space"), bool):
         writer.add_add_space_prefix(settings["add_prefix_space"])

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, decoders, normalizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from tqgguf.formats.errors import UnsupportedModelError
+from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.vocabulary import (
     PREFIX,
     SPACE,
+    SURROGATE,
     TokenType,
     Vocabulary,
     read_flag,
@@ -26,7 +29,7 @@ from tqgguf.formats.models.vocabulary import (
     utf8,
 )
 from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer, choose_pretokenizer
-from tqgguf.runtime.tokenizers.gguf_tokenizer import SPM_SPECIAL_IDS, Tokenizer
+from tqgguf.runtime.tokenizers.gguf_tokenizer import HIDDEN_TYPES, SPM_SPECIAL_IDS, Tokenizer
 
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
 """Names in tokenizer_config.json -> roles of special tokens."""
@@ -40,16 +43,11 @@ def tokenizer_backend(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> Back
     """
     is_spm = read_name(metadata, "model") == "llama"
     vocabulary = read_vocabulary(metadata, default_special=SPM_SPECIAL_IDS if is_spm else {})
+    _check_spelling(vocabulary)
     backend = _sentencepiece(vocabulary, metadata) if is_spm else _byte_level(vocabulary, metadata)
-    added = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
-    for special in (True, False):
-        backend.add_tokens(
-            [
-                AddedToken(text, special=special, normalized=False)
-                for text, kind in zip(vocabulary.tokens, vocabulary.types.tolist(), strict=True)
-                if added.get(TokenType(kind)) is special
-            ]
-        )
+    for special, kinds in ((True, HIDDEN_TYPES), (False, (TokenType.USER_DEFINED,))):
+        chosen = np.flatnonzero(np.isin(vocabulary.types, kinds)).tolist()
+        backend.add_tokens([AddedToken(vocabulary.tokens[i], special=special, normalized=False) for i in chosen])
     begin = [tokenizer.bos_id] if tokenizer.add_bos else []
     end = [tokenizer.eos_id] if tokenizer.add_eos else []
     named = {tokenizer.token_text(i): i for i in [*begin, *end] if i is not None}
@@ -78,6 +76,16 @@ def tokenizer_settings(tokenizer: Tokenizer, context_length: int) -> dict[str, A
     }
     template = tokenizer.chat_template
     return settings | ({} if template is None else {"chat_template": _text(template)})
+
+
+def _check_spelling(vocabulary: Vocabulary) -> None:
+    """UnsupportedModelError for a token whose bytes are no UTF-8: JSON cannot spell it, and no other id may move up."""
+    bad = next((i for i, text in enumerate(vocabulary.tokens) if SURROGATE.search(text)), None)
+    if bad is not None:
+        raise UnsupportedModelError(
+            f"{PREFIX}tokens: token {bad} is not UTF-8 ({shown(utf8(vocabulary.tokens[bad]))}): tokenizer.json cannot "
+            "hold it"
+        )
 
 
 def _text(text: str) -> str:
@@ -117,17 +125,22 @@ def _sentencepiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Backe
 
 
 def _implied_merges(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
-    """Every way to make a token of two, the token of the highest score first."""
-    ids = vocabulary.ids
-    scores = [0.0] * len(vocabulary) if vocabulary.scores is None else vocabulary.scores.tolist()
-    normal = {
-        text: scores[i] for text, i in ids.items() if vocabulary.types[i] in (TokenType.NORMAL, TokenType.USER_DEFINED)
-    }
-    found = [
-        (-score, len(text[:at]), len(text[at:]), text[:at], text[at:])
-        for text, score in normal.items()
-        for at in range(1, len(text))
-        if text[:at] in normal and text[at:] in normal
-    ]
-    for *_, left, right in sorted(found, key=lambda merge: merge[:3]):
-        yield left, right
+    """Every way to make a token of two, the token of the highest score first, then that of the shortest left part."""
+    tokens = vocabulary.tokens
+    is_normal = np.isin(vocabulary.types, (TokenType.NORMAL, TokenType.USER_DEFINED)).tolist()
+    normal = {text: i for text, i in vocabulary.ids.items() if is_normal[i]}
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    width = int(lengths.max(initial=0)) + 1
+    found: list[int] = []  # one number for each way, as a vocabulary like Gemma's has half a million
+    beginnings: list[str] = []  # of the text at hand, those that are tokens: in this order they are seen just before it
+    for text in sorted(normal):
+        while beginnings and not text.startswith(beginnings[-1]):
+            beginnings.pop()
+        first = normal[text] * width
+        found += [first + at for at in map(len, beginnings) if text[at:] in normal]
+        beginnings.append(text)
+    ids, lefts = np.divmod(np.array(found, np.int64), width)
+    scores = np.zeros(len(ids)) if vocabulary.scores is None else vocabulary.scores[ids]
+    order = np.lexsort((lengths[ids] - lefts, lefts, -scores))
+    for i, at in zip(ids[order].tolist(), lefts[order].tolist(), strict=True):
+        yield tokens[i][:at], tokens[i][at:]

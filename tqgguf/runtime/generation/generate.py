@@ -5,7 +5,7 @@ Evaluation is the session's. Knows nothing of text on a terminal, flags or files
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from tqgguf.runtime.tokenizers.text_stream import TextStream
 class Generation:
     """One answer: iterate over `pieces` for its text as it comes; `finish` then says why it ended.
 
+    context: ids of the text that the answer continues, if it is no text of its own (an answer in a chat is one).
     finish: 'eog' (the model ended it), 'stop' (a stop string), 'length' (-n), 'context' (no room left).
     """
 
@@ -28,11 +29,14 @@ class Generation:
     n_predict: int = -1
     stop: tuple[str, ...] = ()
     show_special: bool = False
+    context: Sequence[int] = ()
     finish: str | None = None
     ids: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._stream = TextStream(self.session.loaded.tokenizer, self.stop, show_special=self.show_special)
+        self._stream = TextStream(
+            self.session.loaded.tokenizer, self.stop, show_special=self.show_special, context=self.context
+        )
 
     def pieces(self, logits: NDArray[np.float32]) -> Iterator[str]:
         """Text from the logits after the prompt until the end. Every yielded piece is whole characters.

@@ -29,6 +29,10 @@ from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.json_file import json_kind, read_json
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_folder
+from tqgguf.formats.models.folder_features import MLX, check_features, mlx_settings
+from tqgguf.formats.models.folder_files import check_folder_files
+from tqgguf.formats.models.folder_keys import family_of, language_part
+from tqgguf.formats.safetensors import open_safetensors
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.cpu_model import suit_cpu
 from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, default_form
@@ -63,6 +67,7 @@ class OpenFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        check_folder_files(folder)
         config = read_json(folder / "config.json")
         if not isinstance(config.get("model_type"), str):
             raise FormatError(f"{folder / 'config.json'}: expected a model_type, found none; is this a model folder?")
@@ -83,8 +88,10 @@ class OpenFolder:
         if isinstance(theta, (int, float)) and not ROPE_BASES[0] <= theta <= ROPE_BASES[1]:
             limits = f"{ROPE_BASES[0]:.3g} to {ROPE_BASES[1]:.3g}"
             raise FormatError(f"{folder / 'config.json'}: rope_theta: expected {limits}, found {theta!r:.60}")
+        if config.get("model_file") is not None:
+            raise UnsupportedModelError(f"{folder}: model_file: its model is code of its own, which is not run")
         _check_weights(folder)
-        self._model = _open_lazily(folder, config["model_type"])
+        self._model = _open_lazily(folder, config["model_type"], _told(config, folder))
         self.config = FolderConfig(
             architecture=config["model_type"],
             name=readable(folder.resolve().name),
@@ -139,10 +146,8 @@ def _number(config: dict[str, Any], name: str, folder: Path) -> int:
 
 
 def _check_weights(folder: Path) -> None:
-    """Name files of other kinds that bear a weight file's name, which mlx would wait for or misread."""
+    """Name files of other kinds that bear a weight file's name, which mlx would misread."""
     for path in sorted(folder.glob("model*.safetensors")):
-        if path.exists() and not path.is_file():
-            raise FormatError(f"{path}: expected a safetensors file, found none of the regular kind")
         with contextlib.suppress(OSError), path.open("rb") as file:
             head = file.read(64)
             other = None if head[8:9] == b"{" else other_kind(head)
@@ -150,9 +155,32 @@ def _check_weights(folder: Path) -> None:
                 raise FormatError(f"{path}: expected a safetensors file, found {other.what}")
 
 
-def _open_lazily(folder: Path, model_type: str) -> Any:
+def _told(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What mlx-lm's class is told beside config.json. FormatError, UnsupportedModelError: a setting that is none, or
+    that the class would drop.
+    """
+    path, family = str(folder / "config.json"), family_of(config["model_type"])
+    if family is None:
+        return {}  # a class whose keys are not known here
+    settings = language_part(config, path)
+    check_features(family, settings, path, MLX)
+    if family == "gemma3" and settings.get("tie_word_embeddings") is False and not _has_output(folder):
+        raise FormatError(f"{path}: tie_word_embeddings: expected true, as there is no lm_head.weight, found false")
+    told = mlx_settings(family, settings)
+    return {"text_config": {**config["text_config"], **told}} if told and config.get("text_config") else told
+
+
+def _has_output(folder: Path) -> bool:
+    return any(
+        name.endswith("lm_head.weight")
+        for file in sorted(folder.glob("model*.safetensors"))
+        for name in open_safetensors(file)
+    )
+
+
+def _open_lazily(folder: Path, model_type: str, told: dict[str, Any]) -> Any:
     try:
-        model, _ = load_mlx_model(folder, lazy=True)
+        model, _ = load_mlx_model(folder, lazy=True, model_config=told)
     except FileNotFoundError as error:
         raise FormatError(f"{folder}: expected weights in model*.safetensors, found none") from error
     except json.JSONDecodeError as error:

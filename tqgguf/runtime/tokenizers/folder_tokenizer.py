@@ -1,22 +1,24 @@
 """The tokenizer of an MLX folder: tokenizer.json, and what the configuration files say of special tokens and chats.
 
-Offers what `tokenizer.Tokenizer` offers for GGUF files. Ids are those of Hugging Face's `tokenizers`; bytes of single
-tokens, which that library does not give, follow from the kind of its decoder.
+Offers what `tokenizer.Tokenizer` offers for GGUF files. Ids and texts are those of Hugging Face's `tokenizers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+import json
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError, words_of
+from tqgguf.formats.errors import FormatError, RequestError, words_of
 from tqgguf.formats.json_file import read_bytes, read_json
-from tqgguf.formats.models.vocabulary import BYTE_TOKEN, END_OF_GENERATION_TEXTS, NAMED_ROLES, SPACE, utf8
+from tqgguf.formats.models.vocabulary import END_OF_GENERATION_TEXTS, NAMED_ROLES, utf8
 from tqgguf.runtime.tokenizers.bpe import BYTE_LETTERS
+from tqgguf.runtime.tokenizers.folder_decoder import suitable_decoder
+from tqgguf.runtime.tokenizers.folder_stream import FolderStream, decoded
 
 
 class FolderTokenizer:
@@ -29,8 +31,10 @@ class FolderTokenizer:
         self._description = description
         self.warnings: list[str] = []
         self.chat_template: str | None = settings.get("chat_template")
-        self._byte_letters, self._byte_fallback = _decoder_kind(description.get("decoder"))
-        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        backend.decoder, repair = suitable_decoder(backend)
+        if repair:
+            self.warnings.append(repair)
+        self._decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
         self._special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.bos_id = self._named(settings, "bos_token")
         self.eos_id = self._named(settings, "eos_token")
@@ -48,9 +52,14 @@ class FolderTokenizer:
         text = value.get("content") if isinstance(value, dict) else value
         return self.backend.token_to_id(text) if isinstance(text, str) else None
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        return self.backend.get_vocab_size(with_added_tokens=True)
+        """The largest id and one; some ids below may be unused."""
+        return 1 + max(self._ids.values(), default=-1)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`; see `tokenizer.Tokenizer.encode`. What is added is the post-processor's matter."""
@@ -69,25 +78,17 @@ class FolderTokenizer:
     @cached_property
     def _most_bytes(self) -> int:
         """Bytes of text that one token can stand for; 0: any number."""
-        vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        return _bytes_per_byte(self._description, vocabulary) * max(len(utf8(token)) for token in ("a", *vocabulary))
+        return _bytes_per_byte(self._description, self._ids) * max(len(utf8(token)) for token in ("a", *self._ids))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves special tokens out."""
-        shown = [i for i in ids if not (skip_special and self.is_special(i))]
-        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+        return decoded(self.backend, list(ids), skip_special=skip_special)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for; a special token gives its text, an unused id nothing."""
-        self._check(token_id)
-        if token_id in self._added:
-            return utf8(self._added[token_id])
-        text = self.backend.id_to_token(token_id) or ""
-        if self._byte_letters:
-            return b"".join(bytes((BYTE_LETTERS[c],)) if c in BYTE_LETTERS else utf8(c) for c in text)
-        if self._byte_fallback and BYTE_TOKEN.fullmatch(text):
-            return bytes.fromhex(text[3:5])
-        return utf8(text.replace(SPACE, " "))
+    def stream_decoder(self, context: Sequence[int] = (), *, show_special: bool = False) -> FolderStream:
+        """What turns generated tokens into the text that `decode` makes of them all. `show_special`: special tokens
+        appear as their text. context: ids of the text that these tokens continue, if there is one.
+        """
+        return FolderStream(self.backend, self._decoder, frozenset() if show_special else self._special, context)
 
     def is_control(self, token_id: int) -> bool:
         return self.is_special(token_id)
@@ -116,7 +117,7 @@ class FolderTokenizer:
 def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     """Build the tokenizer of a model folder.
 
-    FormatError: tokenizer.json is missing or damaged; UnsupportedModelError: a kind whose tokens' bytes are not known.
+    FormatError: tokenizer.json or a file beside it is missing or damaged.
     """
     path = folder / "tokenizer.json"
     description = read_json(path)
@@ -151,18 +152,6 @@ def _chat_template(folder: Path, configured: Any) -> str | None:
     if found is not None and not isinstance(found, str):
         raise FormatError(f"{folder}: chat_template: expected a string, found {type(found).__name__}")
     return found
-
-
-def _decoder_kind(decoder: Any) -> tuple[bool, bool]:
-    """Whether tokens are spelt in GPT-2's byte letters, and whether <0xXX> tokens stand for bytes."""
-    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
-    kinds = {part.get("type") for part in parts if isinstance(part, dict)}
-    if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
-        found = ", ".join(sorted(map(str, kinds))) or "none"
-        raise UnsupportedModelError(
-            f"tokenizer.json: expected a decoder of bytes (ByteLevel, ByteFallback, Metaspace), found {found}"
-        )
-    return "ByteLevel" in kinds, "ByteFallback" in kinds
 
 
 _PRE_TOKENIZERS = frozenset({"Sequence", "Split", "ByteLevel", "Metaspace", "Digits"})

@@ -26,6 +26,7 @@ from tqgguf.formats.models.vocabulary import (
     utf8,
 )
 from tqgguf.runtime.tokenizers.bpe import BpeModel
+from tqgguf.runtime.tokenizers.byte_stream import ByteStream
 from tqgguf.runtime.tokenizers.special_tokens import BLANKS, SpecialTokens
 from tqgguf.runtime.tokenizers.spm import SpmModel
 
@@ -141,6 +142,12 @@ class Tokenizer:
         if self._model.space_prefix and first is not None and first not in self._hidden:
             text = text.removeprefix(b" ")
         return text.decode("utf-8", "replace")
+
+    def stream_decoder(self, context: Sequence[int] = (), *, show_special: bool = False) -> ByteStream:
+        """What turns generated tokens into text. `show_special`: control tokens appear as their text. `context` makes
+        no difference: a token has the same bytes everywhere.
+        """
+        return ByteStream(self.token_bytes, (lambda token_id: False) if show_special else self.is_special)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, for streaming; a control token gives its text, an unused one nothing."""

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+
+class TokenDecoder(Protocol):
+    """Turns the tokens of one answer into text, one after the other.
+
+    All that `push` and `finish` return, joined, is the text of the answer, and nothing is taken back.
+    """
+
+    def push(self, token_id: int) -> str:
+        """The text that no later token can change any more, and that was not returned before."""
+
+    def finish(self) -> str:
+        """The rest of the text, now that nothing more will come."""
+
+    @property
+    def pending(self) -> str:
+        """Text that follows what was returned if nothing more comes, as far as it is whole characters."""
 
 
 class TextTokenizer(Protocol):
@@ -24,7 +41,7 @@ class TextTokenizer(Protocol):
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str: ...
 
-    def token_bytes(self, token_id: int) -> bytes: ...
+    def stream_decoder(self, context: Sequence[int] = (), *, show_special: bool = False) -> TokenDecoder: ...
 
     def token_text(self, token_id: int) -> str: ...
 
