@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 
+_CHARACTER_TOKENS = 16  # over which a character may be spread: it has four bytes, and some tokens have none
+
 
 class TextStream:
     """Text of one answer as it grows. `stop`: strings that end it; they and what follows are never shown.
@@ -27,17 +29,31 @@ class TextStream:
         self._held = ""
         self.stopped = False
 
+    def take_up(self, before: Sequence[int], n_generated: int) -> None:
+        """Begin behind the tokens `before`: what they left incomplete is shown once it is complete.
+
+        A character may have begun in any of them, a stop string only in the last `n_generated`, which are an answer's.
+        """
+        self._decoder.decode(b"".join(map(self._bytes_of, before[-_CHARACTER_TOKENS:])))
+        n = min(n_generated, sum(map(len, self._stop)) + _CHARACTER_TOKENS)
+        text = b"".join(map(self._bytes_of, before[len(before) - n :])).decode("utf-8", "ignore")
+        self._held = "" if text.endswith(self._stop) else text[len(text) - self._held_length(text) :]
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        hidden = not self._show_special and self._tokenizer.is_special(token_id)
+        return b"" if hidden else self._tokenizer.token_bytes(token_id)
+
     def push(self, token_id: int) -> str:
         """The text that can be shown now that `token_id` was generated; "" after a stop string."""
-        if self.stopped or (not self._show_special and self._tokenizer.is_special(token_id)):
-            return ""
-        return self._show(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        return "" if self.stopped else self._show(self._decoder.decode(self._bytes_of(token_id)))
 
-    def finish(self) -> str:
-        """What was held back, now that nothing more will come; an incomplete character becomes U+FFFD."""
+    def finish(self, is_cut: bool = False) -> str:
+        """What was held back, now that nothing more will come. An incomplete character becomes U+FFFD, or is left out
+        if the text is cut there, for it is none yet.
+        """
         if self.stopped:
             return ""
-        shown = self._show(self._decoder.decode(b"", final=True))
+        shown = "" if is_cut else self._show(self._decoder.decode(b"", final=True))
         if self.stopped:
             return shown
         shown, self._held = shown + self._held, ""
