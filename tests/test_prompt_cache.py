@@ -96,7 +96,7 @@ def test_a_prompt_that_the_file_holds_already_leaves_it_alone_and_another_replac
     assert llama.cache.read_bytes() == before[1]
     llama(TEXT[:2000] + " elsewhere")
     assert llama.cache.read_bytes() != before[1]
-    assert "tokens are replaced by this prompt's, 768 of them kept; -ro keeps a file" in llama.err
+    assert "tokens are replaced by this prompt's, 768 of them kept; --prompt-cache-ro keeps a file" in llama.err
 
 
 def test_all_keeps_what_was_generated_and_the_report_says_what_was_taken_up(llama: Runs) -> None:
