@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -41,8 +42,7 @@ def test_a_question_about_a_kept_document_is_answered_in_the_chat_template(
     text.write_text(story)
     status, out, err = call(capsys, "save", str(cache), "-f", str(text), *TURBO)
     assert (status, out) == (0, f"{cache}\n")
-    assert "0 decoded" in err
-    assert "kept in the prompt cache" in err
+    assert "tokens/s; kept in the prompt cache" in err and "answer" not in err
     before = cache.read_bytes()
     status, out, err = call(capsys, "restore", str(cache), "-p", question, "--temp", "0", "-n", "30")
     assert status == 0
@@ -85,6 +85,61 @@ def test_a_document_that_was_kept_without_a_template_is_asked_without_it(
     _, _, err = call(capsys, "restore", str(cache), "-m", str(model), "-p", "and?", "-n", "0", "--json")
     tokens = load_model(model).tokenizer.encode("\n\nand?")
     assert f"prompt: {n + len(tokens)} tokens" in err
+
+
+IM = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "told"),
+    [
+        ((), (), ""),
+        (("-sys", "Be brief."), (), ""),
+        (("--chat-template", IM), ("--chat-template", IM), ""),
+        ((), ("--chat-template", "[INST]{{ messages[-1].content }}[/INST]"), "was kept without this chat template"),
+        (("--chat-template", "[INST]{{ messages[-1].content }}[/INST]"), (), "was kept without this chat template"),
+        ((), ("--chat-template", "{{ messages[-1].content }}[/INST]"), "in the model's own chat template"),
+        ((), ("-no-cnv",), "in the model's own chat template"),
+        (("-no-cnv",), (), "was kept without this chat template"),
+    ],
+)
+def test_a_question_in_another_template_than_the_documents_is_noticed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, saved: tuple[str, ...], asked: tuple[str, ...], told: str
+) -> None:
+    cache = str(tmp_path / "cache.gguf")
+    assert call(capsys, "save", cache, "-p", "The heron is grey.", *saved)[0] == 0
+    status, _, err = call(capsys, "restore", cache, "-p", "Is it?", "-n", "1", "-q", *asked)
+    assert status == 0
+    assert told in err if told else err == ""
+
+
+def test_a_document_kept_with_a_system_prompt_is_asked_in_its_turn(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cache, brief = str(tmp_path / "cache.gguf"), ("-sys", "Answer in one word.")
+    call(capsys, "save", cache, "-p", "The heron is grey.", *brief)
+    _, out, _ = call(capsys, "restore", cache, "-p", "Which colour has it?", "-n", "8", "--temp", "0")
+    main(["run", "-p", "The heron is grey.\n\nWhich colour has it?", "-n", "8", "--temp", "0", *brief])
+    assert capsys.readouterr().out == out
+
+
+def test_questions_on_stdin_are_each_about_the_document_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, asked = str(tmp_path / "cache.gguf"), ("--temp", "0", "-n", "8", "-q")
+    call(capsys, "save", cache, "-p", DOCUMENT)
+    single = [call(capsys, "restore", cache, "-p", text, *asked)[1] for text in ("Where is it?", "Who?")]
+    too_long = "word " * 9000
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"Where is it?\n{too_long}\nWho?\n".encode())))
+    status, out, err = call(capsys, "restore", cache, "-cnv", *asked)
+    assert out == "".join(single)
+    assert status == 2 and "the message was not sent" in err and "send a shorter message" in err
+
+
+def test_a_document_is_asked_for_on_a_terminal_too(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    status, _, err = call(capsys, "save", "x.gguf")
+    assert (status, "expected a prompt, found none" in err) == (2, True)
 
 
 def test_info_tells_what_the_file_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_what_cannot_be_read_gives_status_2_and_the_rest_is_looked_at(
     assert "TQ101" in out and out.endswith("1 file: 0 sound, 1 not (1 error), 1 could not be read\n")
 
 
+def test_json_names_what_could_not_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "overlap.gguf", "none.gguf", "--json")
+    finding, unread = json.loads(out)
+    assert (status, finding["rule"], unread["file"]) == (2, "TQ101", "none.gguf")
+    assert err == f"tqgguf: error: {unread['error']['message']}\n"
+
+
 def test_json_is_an_array_of_findings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "overlap.gguf", "sound.gguf", "--json")
     (finding,) = json.loads(out)

@@ -270,7 +270,7 @@ def test_a_dry_run_and_json_say_what_becomes_of_each_tensor(files: Files) -> Non
         (("text", "b.gguf"), 1, "text: expected a model (a GGUF, a Hugging Face folder) or a prompt cache"),
         (("empty", "b.gguf"), 1, "found an empty file (0 bytes)"),
         (("empty", "b.session"), 1, "found an empty file (0 bytes)"),
-        (("prose", "b.gguf"), 1, "found a file that begins with b'Once'"),
+        (("prose", "b.gguf"), 1, "found a file that begins with Once"),
         (("a.gguf", "b.gguf", "--requantise"), 2, "--requantise: has no effect on weights without --type"),
         (("nan.gguf", "b.gguf", "--type", "q8_0"), 1, "nan.gguf: tensor output.weight, rows from 0 on"),
         *(

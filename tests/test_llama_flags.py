@@ -160,7 +160,9 @@ def test_the_command_line_wins_over_the_environment_without_a_word() -> None:
 
 
 def test_an_environment_variable_switches_off_by_its_value_or_by_its_no_form() -> None:
-    assert sort_arguments([], {"LLAMA_ARG_NO_PERF": "yes"}).notices[0].startswith("LLAMA_ARG_NO_PERF: no effect here")
+    assert sort_arguments([], {"LLAMA_ARG_NO_PERF": "yes"}).argv == ["--no-perf"]
+    repack = sort_arguments([], {"LLAMA_ARG_NO_REPACK": "yes"})
+    assert repack.notices[0].startswith("LLAMA_ARG_NO_REPACK: no effect here")
     assert sort_arguments([], {"LLAMA_ARG_CONTEXT_SHIFT": "0"}).notices == ()
     assert len(sort_arguments([], {"LLAMA_ARG_NO_CONTEXT_SHIFT": "1"}).notices) == 1
     with pytest.raises(RequestError, match="LLAMA_ARG_JINJA: expected on, off, found 'maybe'"):

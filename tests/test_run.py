@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from tqgguf import __version__
 from tqgguf.cli import run_command
 from tqgguf.cli.main import main
+from tqgguf.formats.errors import TqggufError
+from tqgguf.runtime.generation import prompt_cache
 from tqgguf.runtime.models.load import embedded_model
 
 QUESTION = "What is the capital of France?"
@@ -35,13 +38,30 @@ def tqgguf(capsys, *argv: str) -> tuple[int, str, str]:
 def test_stdout_carries_the_answer_alone_and_stderr_the_report(capsys) -> None:
     status, out, err = tqgguf(capsys, "-p", QUESTION, "--temp", "0", "-ctk", "turbo4", "-ctv", "turbo3")
     assert (status, out) == (0, ANSWER + "\n")
-    assert re.search(
-        r"prompt: 37 tokens, [\d.]+ tokens/s; answer: \d+ decoded, [\d.]+ tokens/s; ended by the model", err
-    )
+    assert re.search(r"prompt: 37 tokens, [\d.]+ tokens/s; answer: 7 tokens, [\d.]+ tokens/s; ended by the model", err)
     held = "K turbo4 balanced (scale from page 0), V turbo3, first 4 tokens exact; 44 tokens in 1.04 MB, as f16 1.01 MB"
     assert f"KV cache: {held}" in err
     assert "keys read from blocks: prompt 0.0% (0 of 21,090), answer 0.0% (0 of " in err
     assert "; the rest in f16, none by fallback" in err
+
+
+def test_a_run_in_f16_reports_nothing_of_blocks_and_counts_what_n_asks_for(capsys) -> None:
+    _, _, err = tqgguf(capsys, "-p", QUESTION, "-n", "5", "--temp", "0", "--ignore-eos")
+    assert re.fullmatch(
+        r"tqgguf: prompt: 37 tokens, [\d.]+ tokens/s; answer: 5 tokens, [\d.]+ tokens/s; ended by -n\n"
+        r"tqgguf: KV cache: K f16, V f16; 41 tokens in [\d.]+ \w+\n",
+        err,
+    )
+
+
+@pytest.mark.parametrize("flag", ["--no-perf", "-q", "--quiet"])
+def test_the_report_can_be_turned_off_and_errors_stay(capsys, flag: str) -> None:
+    argv = ("-p", QUESTION, "-n", "2", "--temp", "0", "-ctk", "turbo4", flag)
+    assert tqgguf(capsys, *argv) == (0, "The capital\n", "")
+    status, _, err = tqgguf(capsys, *argv, "-c", "20")
+    assert status == 2 and err.startswith("tqgguf: error: the prompt has 37 tokens")
+    notice = tqgguf(capsys, *argv, "--prio", "1")[2]
+    assert (notice == "") is (flag != "--no-perf")
 
 
 def test_bounds_for_a_gpu_are_told_to_have_no_effect_without_one(capsys) -> None:
@@ -55,6 +75,77 @@ def test_json_is_one_object_with_the_text_and_the_figures(capsys) -> None:
     assert (status, result["text"], result["finish"], result["seed"]) == (0, ANSWER, "eog", 7)
     assert result["timing"]["prompt_tokens"] == 37
     assert result["kv_cache"]["type_k"] == result["kv_cache"]["type_v"] == "f16"
+    assert result["timing"]["answer_tokens"] == 7
+    assert result["model"]["architecture"] == "llama" and result["versions"]["tqgguf"] == __version__
+    assert "null" not in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind", "status"),
+    [
+        (["run", "-p", "x", "--json", "-m", "none.gguf"], "TqggufError", 1),
+        (["run", "--json", "-p", "x", "-ctk", "turbo5"], "RequestError", 2),
+        (["run", "--json", "-cnv"], "RequestError", 2),
+        (["run", "-p", "x", "--json", "--nonsense"], "RequestError", 2),
+        (["cache", "info", "none.gguf", "--json"], "TqggufError", 1),
+        (["cache", "restore", "none.gguf", "-p", "x", "--json"], "RequestError", 2),
+        (["inspect", "none.gguf", "--json"], "TqggufError", 1),
+        (["plan", "-m", "none.gguf", "--json"], "TqggufError", 1),
+        (["convert", "none.gguf", "x.gguf", "--json"], "TqggufError", 1),
+        (["eval", "--json", "-m", "none.gguf"], "TqggufError", 1),
+        (["doctor", "--json", "-m", "none.gguf"], "TqggufError", 1),
+        (["bench", "--json", "-m", "none.gguf"], "TqggufError", 1),
+        (["selftest", "--json", "--device", "abacus"], "RequestError", 2),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else str(part),
+)
+def test_json_says_on_stdout_why_a_verb_failed(
+    capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str], kind: str, status: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == status
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit_status"]) == (kind, status)
+    assert f"tqgguf: error: {error['message']}\n" == err
+
+
+def test_a_value_that_reads_json_asks_for_none(capsys) -> None:
+    assert tqgguf(capsys, "-p", "--json", "-ctk", "turbo5")[:2] == (2, "")
+
+
+def test_json_holds_the_answer_and_why_it_could_not_be_kept(capsys, monkeypatch, tmp_path: Path) -> None:
+    def full(path: Any, snapshot: Any, kind: Any) -> None:
+        raise TqggufError("no space left")
+
+    monkeypatch.setattr(prompt_cache, "write_carrier", full)
+    status, out, _ = tqgguf(
+        capsys,
+        "-p",
+        QUESTION,
+        "--json",
+        "--temp",
+        "0",
+        "--prompt-cache",
+        str(tmp_path / "f.gguf"),
+        "--prompt-cache-all",
+    )
+    result = json.loads(out)
+    assert (status, result["text"], result["error"]["message"]) == (1, ANSWER, "no space left")
+
+
+@pytest.mark.parametrize("name", ["new/", "new/.", "new/.."])
+def test_a_folders_name_is_no_file_to_write(capsys, tmp_path: Path, name: str) -> None:
+    model, path = str(embedded_model()), str(tmp_path) + "/" + name
+    for argv in (
+        ["run", "-p", "x", "-n", "1", "--prompt-cache", path],
+        ["cache", "save", path, "-p", "x"],
+        ["calibrate", "-o", path],
+        ["convert", model, path, "--to", "gguf"],
+    ):
+        assert main(argv) == 2
+        assert "expected the name of a file to write, found a folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_long_prompt_is_read_from_blocks(capsys, tmp_path: Path) -> None:

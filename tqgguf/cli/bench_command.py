@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tqgguf.cli import bench_table
+from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.bench_request import BenchRequest
-from tqgguf.cli.eval_outcome import about_model, about_program
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.json_text import json_text

@@ -16,7 +16,7 @@ from tqgguf.cli import options
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag
 from tqgguf.cli.run import RunCommand, run, serve
 from tqgguf.cli.run_request import Purpose
-from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option, write_examples
+from tqgguf.cli.verb import OUTPUT, ExamplesCommand, need_no_blas, option, write_examples
 from tqgguf.formats.errors import RequestError
 
 SAVE_EXAMPLE = "tqgguf cache save book.kv.gguf -m model.gguf -f book.txt"
@@ -126,6 +126,7 @@ def info(
     debug: options.Debug = False,
 ) -> None:
     """Tell what a prompt cache holds: tokens, types, bytes by part, and the model that it belongs to."""
+    need_no_blas()
     from tqgguf.cli import inspect_command  # lazily: --help need not wait for numpy
 
     raise typer.Exit(inspect_command.inspect_cache(file, json_output))

@@ -82,7 +82,7 @@ def _target(request: CalibrateRequest, opened: OpenModel | OpenFolder) -> Path:
         path = cached(opened.fingerprint)
     else:
         path = Path(request.output)
-    check_target(path)
+    check_target(path if request.output is None else request.output)
     if request.output is not None:
         check_replaceable(path)
     return path

@@ -90,8 +90,7 @@ def target_end(request: ConvertRequest, source: End) -> End:
 
 def _no_source(path: str) -> FormatError:
     with open(path, "rb") as file:
-        code, found = found_instead(file.read(HEAD_BYTES))
-    what = f"a file that begins with {found}" if code == "not-gguf" else found
+        _, what = found_instead(file.read(HEAD_BYTES))
     return FormatError(
         f"{readable(path)}: expected a model (a GGUF, a Hugging Face folder) or a prompt cache (a GGUF, llama.cpp's "
         f"session or sequence file, mlx-lm's safetensors), found {what}"

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tqgguf.cli.eval_outcome import REPORT_FILES, about_model, about_program, as_text, write_report
+from tqgguf.cli.about import about_model, about_program
+from tqgguf.cli.eval_outcome import REPORT_FILES, as_text, write_report
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt

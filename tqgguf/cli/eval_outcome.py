@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import tqgguf
 from tqgguf.cli import eval_table
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.page import write_texts
-from tqgguf.formats.gguf.errors import readable
-from tqgguf.runtime import backends
 from tqgguf.runtime.evaluation.compare import Result
-from tqgguf.runtime.models.load import OpenModel
-from tqgguf.runtime.models.mlx_folder import OpenFolder
 
 PAGE_FILE, JSON_FILE, PLOT_FILE = "eval.html", "eval.json", "kld_over_bits.svg"
 REPORT_FILES = (PAGE_FILE, JSON_FILE, PLOT_FILE)
-
-
-def about_model(opened: OpenModel | OpenFolder) -> dict[str, Any]:
-    """Which model was evaluated."""
-    path, config = Path(opened.path), opened.config
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    return {
-        "file": readable(path.name),
-        "bytes": sum(file.stat().st_size for file in files),
-        "architecture": config.architecture,
-        "name": config.name,
-        "layers": config.n_layers,
-        "vocabulary": config.vocab_size,
-        "context": config.context_length,
-    }
-
-
-def about_program() -> dict[str, Any]:
-    """When, on what and by which versions."""
-    packages = {name: version(name) for name in ("mlx", "mlx-lm", "numpy")}
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "device": backends.describe(),
-        "versions": {
-            "tqgguf": tqgguf.__version__,
-            **packages,
-            "python": platform.python_version(),
-            "system": platform.platform(),
-        },
-    }
 
 
 def as_text(results: Sequence[Result], about: Mapping[str, Any], as_json: bool) -> str:

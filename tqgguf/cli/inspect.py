@@ -8,7 +8,7 @@ import typer
 
 from tqgguf.cli import options
 from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
-from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option
+from tqgguf.cli.verb import OUTPUT, ExamplesCommand, need_no_blas, option
 
 SHOWN = "What is shown"
 _METADATA = "--metadata"
@@ -68,6 +68,7 @@ def inspect(
     FILE: a GGUF (a model or any shard of one, a snapshot, a calibration), a llama.cpp session or sequence file, a
     safetensors file, or an MLX model folder. Headers are read, data is not; `tqgguf validate` looks for what is wrong.
     """
+    need_no_blas()
     from tqgguf.cli import inspect_command  # lazily: --help need not wait for numpy
 
     raise typer.Exit(inspect_command.inspect(InspectRequest(file, tensors, metadata, json_output)))

@@ -16,9 +16,15 @@ class Terminated(KeyboardInterrupt):
 
 
 class Interrupt:
-    """While entered, the first of these signals is only noted; the second raises what `check` would raise."""
+    """While entered, the first signals, `patience` of them, are only noted; the next raises what `check` would raise.
+
+    An evaluation that is broken off leaves nothing to save. One of a token is soon over, so that an impatient second
+    Ctrl-C is noted there too.
+    """
 
     number = 0
+    patience = 1
+    _n_asked = 0
 
     def __enter__(self) -> Interrupt:
         self._before = [signal.signal(number, self._ask) for number in _SIGNALS]
@@ -31,8 +37,9 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        was_asked, self.number = self.number, number
-        if was_asked:
+        self.number = number
+        self._n_asked += 1
+        if self._n_asked > self.patience:
             self.check()
 
     def check(self) -> None:

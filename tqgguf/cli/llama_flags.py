@@ -152,7 +152,7 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _implemented("-fa --flash-attn", SWITCH_OR_AUTO, env="FLASH_ATTN"),
     _implemented("-p --prompt", "text", sets="prompt"),
     _implemented("-sys --system-prompt", "text", sets="system prompt"),
-    _accepted("the closing report always shows the timings", "--perf / --no-perf", env="PERF"),
+    _implemented("--perf / --no-perf", env="PERF"),
     _implemented("-f --file", "file", sets="prompt"),
     _implemented("-sysf --system-prompt-file", "file", sets="system prompt"),
     _implemented("-bf --binary-file", "file", sets="prompt"),
@@ -296,6 +296,7 @@ OLDER_FLAGS: tuple[Flag, ...] = (
 
 OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--json", ours=True),
+    _implemented("-q --quiet", ours=True),
     _implemented("--strict-kv", ours=True),
     _implemented("--cache-exact-first --exact-prefix", "integer", ours=True),
     _implemented("--cache-preset", "|".join(PRESETS), ours=True),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from tqgguf.cli import needle_table
-from tqgguf.cli.eval_outcome import about_model, about_program
+from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt

@@ -12,7 +12,7 @@ import typer
 from tqgguf.cli import options
 from tqgguf.cli.options import KV_HEADING, MODEL_HEADING
 from tqgguf.cli.plan_request import PLAN_FLAGS, PlanRequest
-from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments
+from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, need_no_blas, option, sorted_arguments
 
 _DEFAULT = PlanRequest()
 MACHINE = "Machine"
@@ -101,6 +101,7 @@ def plan(
     """
     given = sorted_arguments(ctx)
     request = PlanRequest(**fields_of(PlanRequest, ctx.params, notices=given.notices))
+    need_no_blas()
     from tqgguf.cli import plan_command  # lazily: --help need not wait for numpy
 
     raise typer.Exit(plan_command.plan(request))

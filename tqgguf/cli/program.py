@@ -15,42 +15,43 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tqgguf.cli.bench import BenchCommand, bench
-from tqgguf.cli.cache import CacheGroup, cache_app
-from tqgguf.cli.calibrate import CalibrateCommand, calibrate
-from tqgguf.cli.convert import ConvertCommand, convert
-from tqgguf.cli.doctor import DoctorCommand, doctor
-from tqgguf.cli.eval import EvalCommand, evaluate
+from tqgguf.cli.error_object import error_object
 from tqgguf.cli.exit_status import INTERRUPTED, PIPE_CLOSED, TERMINATED
-from tqgguf.cli.inspect import InspectCommand, inspect
 from tqgguf.cli.interrupt import Terminated, heed_sigterm
-from tqgguf.cli.plan import PlanCommand, plan
+from tqgguf.cli.json_text import json_text
 from tqgguf.cli.progress import let_go, say
-from tqgguf.cli.run import RunCommand, run
-from tqgguf.cli.selftest import SelftestCommand, selftest
 from tqgguf.cli.unexpected import unexpected
-from tqgguf.cli.validate import ValidateCommand, validate
-from tqgguf.cli.verb import ExamplesCommand, write_examples
+from tqgguf.cli.verb import HELP_NAMES, write_examples
+from tqgguf.cli.verbs import VERBS, LazyVerbs
 from tqgguf.cli.version import print_version
 from tqgguf.formats.errors import RequestError, TqggufError
 
-HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM, past typer, which would have its own word on them."""
+
+    def __init__(self, error: KeyboardInterrupt) -> None:
+        super().__init__("interrupted")
+        self.exit_status = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
 
 
 class Verbs(TyperGroup):
-    """Ends a verb quietly on Ctrl-C and on a closed pipe. Its --help ends with the first example of each."""
+    """Imports a verb when it is called. Its --help ends with the first example of each."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes | {"commands": LazyVerbs()})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        verbs = (self.get_command(ctx, name) for name in self.list_commands(ctx))
-        write_examples(
-            formatter, [verb.examples[0] for verb in verbs if isinstance(verb, ExamplesCommand | CacheGroup)]
-        )
+        write_examples(formatter, [verb.examples[0] for verb in self.commands.values()])  # type: ignore[attr-defined]
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise typer.Exit(_status_of(error)) from None
+            raise Interrupted(error) from None
         except BrokenPipeError:
             let_go(sys.stdout)
             raise typer.Exit(PIPE_CLOSED) from None
@@ -64,54 +65,6 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings=HELP_NAMES,
 )
-app.command("run", cls=RunCommand, context_settings=HELP_NAMES, short_help="Answer a prompt, or chat.")(run)
-app.add_typer(cache_app(HELP_NAMES), name="cache", short_help="Keep evaluated prompts in files, and ask about them.")
-app.command(
-    "eval", cls=EvalCommand, context_settings=HELP_NAMES, short_help="Measure what KV cache types cost a model."
-)(evaluate)
-app.command(
-    "calibrate",
-    cls=CalibrateCommand,
-    context_settings=HELP_NAMES,
-    short_help="Measure the channel scale of K for a model.",
-)(calibrate)
-app.command(
-    "doctor",
-    cls=DoctorCommand,
-    context_settings=HELP_NAMES,
-    short_help="Propose KV cache types for a model.",
-)(doctor)
-app.command(
-    "validate",
-    cls=ValidateCommand,
-    context_settings=HELP_NAMES,
-    short_help="Find out whether files are sound, and if not, why and where.",
-)(validate)
-app.command(
-    "convert",
-    cls=ConvertCommand,
-    context_settings=HELP_NAMES,
-    short_help="Convert models and prompt caches between GGUF, llama.cpp and mlx-lm.",
-)(convert)
-app.command("inspect", cls=InspectCommand, context_settings=HELP_NAMES, short_help="Tell what a file holds.")(inspect)
-app.command(
-    "plan",
-    cls=PlanCommand,
-    context_settings=HELP_NAMES,
-    short_help="Tell what memory a model needs, by context and KV cache type.",
-)(plan)
-app.command(
-    "bench",
-    cls=BenchCommand,
-    context_settings=HELP_NAMES,
-    short_help="Measure speed and memory of KV cache types on this machine.",
-)(bench)
-app.command(
-    "selftest",
-    cls=SelftestCommand,
-    context_settings=HELP_NAMES,
-    short_help="Compare what this machine's device computes with numpy.",
-)(selftest)
 
 
 @app.callback()
@@ -130,66 +83,79 @@ def tqgguf(
 def main(argv: list[str] | None = None) -> int:
     """Run the command line (`sys.argv` without the program's name by default) and return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    debug = "--debug" in arguments
     heed_sigterm()
-    problem = _no_verb(arguments)
-    if problem is not None:
-        return _fail((problem,), 2)
     try:
+        _check_verb(arguments)
         status = typer.main.get_command(app).main(arguments, prog_name="tqgguf", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
-    except TqggufError as error:
-        if debug:
-            raise
-        return _fail(error.messages if isinstance(error, RequestError) else (str(error),), error.exit_status)
-    except typer.TyperException as error:  # a value out of range, a missing verb
-        return _fail((error.format_message(),), error.exit_code)
-    except KeyboardInterrupt as error:
-        return _status_of(error)
-    except typer.Abort:
-        return INTERRUPTED
+    except (Interrupted, KeyboardInterrupt, typer.Abort) as error:
+        ended = error if isinstance(error, Interrupted) else Interrupted(KeyboardInterrupt())
+        return _fail(arguments, ended, (str(ended),), ended.exit_status)
     except BrokenPipeError:
         let_go(sys.stdout)
         return PIPE_CLOSED
-    except OSError as error:  # a full disk behind stdout; files that cannot be opened are errors of their own
-        if debug:
-            raise
-        return _fail((f"{error.filename or 'output'}: {error.strerror or error}",), 1)
-    except MemoryError:
-        if debug:
-            raise
-        return _fail(("out of memory; a smaller -c or a smaller cache type needs less",), 1)
     except Exception as error:
-        if debug:
+        if "--debug" in arguments and not isinstance(error, typer.TyperException):
             raise
-        return _fail((unexpected(error),), 1)
+        return _fail(arguments, error, *_told(error))
 
 
 _WITHOUT_A_VERB = frozenset({*HELP_NAMES["help_option_names"], "--version"})
 _SHOWN_ARGUMENTS = 6
 
 
-def _no_verb(arguments: Sequence[str]) -> str | None:
-    """What to say where llama.cpp's flags, or a file, stand in a verb's place."""
+def _check_verb(arguments: Sequence[str]) -> None:
+    """RequestError where llama.cpp's flags, or a file, stand in a verb's place."""
     first = arguments[0] if arguments else ""
     if first.startswith("-") and not _WITHOUT_A_VERB & set(arguments):
         rest = " ..." if len(arguments) > _SHOWN_ARGUMENTS else ""
         example = f"tqgguf run {shlex.join(arguments[:_SHOWN_ARGUMENTS])}{rest}"
-        return f"expected a verb first, found {first}; to answer a prompt: {example}"
+        raise RequestError(f"expected a verb first, found {first}; to answer a prompt: {example}")
     if os.path.splitext(first)[1] and os.path.lexists(first):
         name = shlex.quote(first)
-        return (
+        raise RequestError(
             f"expected a verb first, found a file; `tqgguf run -m {name}` runs it, `tqgguf inspect {name}` describes it"
         )
-    return None
 
 
-def _status_of(error: KeyboardInterrupt) -> int:
-    return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+def _told(error: Exception) -> tuple[Sequence[str], int]:
+    """What is said of an error, a line each, and the exit status."""
+    if isinstance(error, RequestError):
+        return error.messages, error.exit_status
+    if isinstance(error, TqggufError):
+        return (str(error),), error.exit_status
+    if isinstance(error, typer.TyperException):  # a value out of range, a missing verb
+        return (error.format_message(),), error.exit_code
+    if isinstance(error, OSError):  # a full disk behind stdout; files that cannot be opened are errors of their own
+        return (f"{error.filename or 'output'}: {error.strerror or error}",), 1
+    if isinstance(error, MemoryError):
+        return ("out of memory; a smaller -c or a smaller cache type needs less",), 1
+    return (unexpected(error),), 1
 
 
-def _fail(messages: Sequence[str], status: int) -> int:
-    for message in messages:
-        say(f"error: {message}")
+def _fail(arguments: Sequence[str], error: Exception, messages: Sequence[str], status: int) -> int:
+    if not isinstance(error, Interrupted):
+        for message in messages:
+            say(f"error: {message}")
+    if _wants_json(arguments):
+        try:
+            print(json_text(error_object(error, "; ".join(messages), status)), flush=True)
+        except OSError:  # stdout is what failed
+            let_go(sys.stdout)
     return status
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether --json is among the arguments, and is no value of an option before it."""
+    command: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if isinstance(command, TyperGroup) and word in command.commands:
+            command = command.commands[word]
+        elif word == "--json":
+            return True
+        elif any(word in param.opts and not getattr(param, "is_flag", True) for param in command.params):
+            del rest[:1]
+    return False

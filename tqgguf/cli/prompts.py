@@ -8,16 +8,19 @@ with -cnv, and a prompt can come through a pipe.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from tqgguf.cli.progress import say, tell
+from tqgguf.cli.line_editor import Piece
+from tqgguf.cli.progress import say
 from tqgguf.cli.run_request import RunRequest
+from tqgguf.cli.terminal import Discarded, Terminal
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 
 MOST_TEXT_BYTES = 256 << 20  # some 60 million tokens, more than any context; a device may have no end
 _STDIN = "-"
+PROMPT = "\n> "
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 
@@ -70,40 +73,36 @@ def read_texts(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) ->
     )
 
 
-def chat_turns(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) -> Iterator[str]:
+def chat_turns(request: RunRequest, stdin: BinaryIO, terminal: Terminal | None) -> Iterator[str]:
     """The user's messages, one per iteration, until the input ends. Empty messages are passed over.
 
-    A terminal sees "> " on stderr, and there a message that is not UTF-8 is told and passed over; elsewhere it is an
-    error. With -st there is one message.
+    On a terminal a message that is not UTF-8 is told and passed over; elsewhere it is an error. With -st there is one
+    message.
     """
+
+    def read_line(goes_on: bool) -> list[Piece] | None:
+        return _line_of(stdin) if terminal is None else terminal.read_line("" if goes_on else PROMPT, goes_on)
+
     while True:
-        if stdin_is_terminal:
-            tell("\n> ")
         try:
-            message = _read_message(stdin, request.multiline_input)
-            if message is None:
-                _leave_prompt(stdin_is_terminal)
-                return
-            if not message.strip():
-                continue
-            message = process_escapes(message, "the message") if request.escape else message
-        except KeyboardInterrupt:
-            _leave_prompt(stdin_is_terminal)
-            raise
+            message = _read_message(read_line, request)
+        except Discarded:
+            say("the message is cleared; Ctrl-C once more, or Ctrl-D, ends the chat")
+            continue
         except TqggufError as error:
-            if not stdin_is_terminal:
+            if terminal is None:
                 raise
             say(f"{error}; nothing was sent")
             continue
+        if message is None:
+            return
+        if not message.strip():
+            continue
+        if terminal is not None:
+            terminal.end_message()
         yield message
         if request.single_turn:
             return
-
-
-def _leave_prompt(stdin_is_terminal: bool) -> None:
-    """Begin a new line after a "> " at which nothing was entered."""
-    if stdin_is_terminal:
-        tell("\n")
 
 
 def process_escapes(text: str, source: str) -> str:
@@ -133,7 +132,8 @@ def _read_prompt(request: RunRequest, stdin: BinaryIO, stdin_is_terminal: bool) 
             return text, f"{flag} {name}"
     if request.prompt:
         return _checked("-p", request.prompt), "-p"
-    if request.conversation is True or (stdin_is_terminal and request.conversation is None):
+    chats = request.conversation is True or (stdin_is_terminal and request.conversation is None)
+    if chats and request.purpose != "keep":
         return None, "-p"
     text = "" if stdin_is_terminal else without_last_newline(read_text("stdin", _STDIN, stdin))
     if not text and (request.prompt_cache is None or request.purpose != "answer"):
@@ -188,13 +188,33 @@ def without_last_newline(text: str) -> str:
     return text.removesuffix("\n")
 
 
-def _read_message(stdin: BinaryIO, multiline: bool) -> str | None:
-    """One message without its last newline. A backslash at a line's end continues it, or with `multiline` ends it."""
-    lines: list[str] = []
-    while data := stdin.readline():
-        line = _decoded("stdin", data).rstrip("\r\n")
-        marked = line.endswith("\\")
-        lines.append(line[:-1] if marked else line)
-        if marked == multiline:
+Line = Callable[[bool], "list[Piece] | None"]
+"""Reads a line; whether it goes on with a message."""
+
+
+def _line_of(stdin: BinaryIO) -> list[Piece] | None:
+    data = stdin.readline(MOST_TEXT_BYTES + 1)
+    if len(data) > MOST_TEXT_BYTES:
+        raise FormatError(f"stdin: expected lines of at most {MOST_TEXT_BYTES >> 20} MiB, found a longer one")
+    return [Piece(data.decode("utf-8", "surrogateescape").rstrip("\r\n"), is_paste=False)] if data else None
+
+
+def _read_message(read_line: Line, request: RunRequest) -> str | None:
+    """One message without its last newline. A backslash at a line's end continues it, or with -mli ends it. In what was
+    pasted a backslash is a backslash.
+    """
+    lines: list[list[Piece]] = []
+    while (pieces := read_line(bool(lines))) is not None:
+        marked = bool(pieces) and not pieces[-1].is_paste and pieces[-1].text.endswith("\\")
+        if marked:
+            pieces[-1] = pieces[-1]._replace(text=pieces[-1].text[:-1])
+        lines.append(pieces)
+        if marked == request.multiline_input:
             break
-    return "\n".join(lines) if lines else None
+    texts = ("".join(_text_of(piece, request.escape) for piece in line) for line in lines)
+    return without_last_newline("\n".join(texts)) if lines else None
+
+
+def _text_of(piece: Piece, escape: bool) -> str:
+    text = _decoded("stdin", piece.text.encode("utf-8", "surrogateescape"))
+    return process_escapes(text, "the message") if escape and not piece.is_paste else text

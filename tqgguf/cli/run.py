@@ -110,7 +110,7 @@ def run(
         option(
             KV_HEADING,
             "Keep the evaluated prompt in this file; the next run that begins alike takes it up, and one without a "
-            "prompt goes on with it.",
+            "prompt goes on with it. A file that is missing or empty (0 bytes) is made.",
             "--prompt-cache",
             metavar="FILE",
         ),
@@ -292,7 +292,15 @@ def run(
     seed: Annotated[int, option(_SAMPLE, "Random seed; -1 picks one and reports it.", "-s", "--seed")] = _SAMPLING.seed,
     ignore_eos: Annotated[bool, option(_SAMPLE, "Never end by itself.", "--ignore-eos")] = False,
     # output
-    json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of text.", "--json")] = False,
+    json_output: Annotated[
+        bool, option(OUTPUT, "Print one JSON object instead of text; an error is one too.", "--json")
+    ] = False,
+    perf: Annotated[
+        bool, option(OUTPUT, "Report speed and memory on stderr. Default: so.", "--perf/--no-perf", show_default=False)
+    ] = _DEFAULT.perf,
+    quiet: Annotated[
+        bool, option(OUTPUT, "On stderr nothing but errors and warnings.", "-q", "--quiet")
+    ] = _DEFAULT.quiet,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     version: options.Version = False,

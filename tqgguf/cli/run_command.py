@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 
 from tqgguf.cli import report
+from tqgguf.cli.about import about_model, about_program
+from tqgguf.cli.chat_command import chat, more_context
+from tqgguf.cli.error_object import own_error
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt, Terminated
 from tqgguf.cli.json_text import json_text
@@ -14,6 +18,7 @@ from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import Texts, chat_turns, no_prompt, read_texts
 from tqgguf.cli.run_request import RunRequest
+from tqgguf.cli.terminal import Terminal
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.carriers.table import check_replaceable
 from tqgguf.formats.errors import RequestError, TqggufError
@@ -25,7 +30,7 @@ from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.generation.conversation import Conversation
 from tqgguf.runtime.generation.dry import breaker_tokens
 from tqgguf.runtime.generation.generate import Generation
-from tqgguf.runtime.generation.open_turn import OpenTurn
+from tqgguf.runtime.generation.open_turn import OpenTurn, closing_notice
 from tqgguf.runtime.generation.prompt_cache import (
     PromptCache,
     agreed_spec,
@@ -43,15 +48,23 @@ from tqgguf.runtime.models.calibration_choice import AUTO, OFF, ChosenCalibratio
 def run(request: RunRequest) -> int:
     """Serve the request and return the exit status. What can be refused is refused before any weight is read."""
     texts = read_texts(request, sys.stdin.buffer, sys.stdin.isatty())
-    run_ = _Run(request, texts)
-    try:
-        if request.purpose == "keep":
-            status = run_.keep_document()
-        else:
-            status = run_.chat() if texts.chats_on and run_.conversation is not None else run_.answer_once()
-    finally:
-        run_.close()
-    return status or run_.save_status
+    with contextlib.ExitStack() as stack:
+        terminal = Terminal.of(sys.stdin.fileno()) if texts.chats_on and sys.stdin.isatty() else None
+        if terminal is not None:  # before the model is loaded: what is typed meanwhile counts
+            stack.enter_context(terminal)
+        run_ = _Run(request, texts)
+        try:
+            if request.purpose == "keep":
+                status = run_.keep_document()
+            elif texts.chats_on and run_.conversation is not None:
+                status = run_.chat(terminal)
+            else:
+                status = run_.answer_once()
+        finally:
+            run_.close()
+        if request.json_output and request.purpose != "keep":
+            run_.print_json()
+        return status or run_.save_status
 
 
 _OF_A_GPU = frozenset({"--kv-workspace", "--kv-kernel-rows"})
@@ -60,7 +73,8 @@ _OF_A_GPU = frozenset({"--kv-workspace", "--kv-kernel-rows"})
 class _Run:
     def __init__(self, request: RunRequest, texts: Texts) -> None:
         self.request, self.texts = request, texts
-        for notice in request.notices + texts.notices:
+        self.turn_notice: str | None = None
+        for notice in () if request.quiet else request.notices + texts.notices:
             say(notice)
         if backends.gpu_family() is None:
             for flag in sorted(_OF_A_GPU & request.given):
@@ -82,7 +96,7 @@ class _Run:
                 f"the document is kept in {spec.type_k}/{spec.type_v}; -ctk, -ctv and --cache-preset choose other types"
             )
         check_cache_types(shapes, spec)
-        for notice in request.cache_notices:
+        for notice in () if request.quiet else request.cache_notices:
             say(notice)
         chosen = choose_calibration(opened, request.calibration, spec.has_channel_scale(len(shapes)))
         for notice in chosen.notices:
@@ -95,9 +109,11 @@ class _Run:
         held = self._held()
         self.conversation = self._conversation(held)
         self.first = self._encode(texts.prompt) if texts.prompt is not None else None
+        self.going_on_from = held if self.conversation is None else []
+        """Tokens of the prompt cache that are gone on with as they are."""
         if held:
             self._tell_of_going_on(held)
-            self.first = held if self.conversation is None else None
+            self.first = self.going_on_from or None
         if self.first is not None:
             check_prompt(len(self.first), n_ctx)
         if request.threads > 0:
@@ -106,7 +122,7 @@ class _Run:
         if request.ignore_eos:
             sampling = sampling.banning(self.tokenizer.end_of_generation)
         sampling.check_vocabulary(self.tokenizer.vocab_size)
-        loading = ProgressLine("loading", "bytes")
+        loading = ProgressLine("loading", "bytes", request.quiet)
         loaded = opened.load(loading.update)
         loading.end()
         if request.verbose:
@@ -131,13 +147,14 @@ class _Run:
             self.prompt_cache.give_to(self.session)
         self.save_status = 0
         """What a failure to write the prompt cache makes of the exit status."""
-        self.save_failure = ""
+        self.save_failure: TqggufError | None = None
         breakers = None
         if sampling.looks_for_repetitions:
             breakers = breaker_tokens(sampling.dry_sequence_breakers, self.tokenizer)
         self.sampler = Sampler(sampling, breakers)
         self.finish = ""
         """How the last answer ended, one of `report.ENDINGS`; "": there is none."""
+        self.text = ""
 
     def _open_prompt_cache(self) -> PromptCache | None:
         request = self.request
@@ -190,6 +207,11 @@ class _Run:
                 "--prompt-cache-ro keeps a file"
             )
 
+    @property
+    def _keeps_answers(self) -> bool:
+        """Whether what is generated will be in the prompt cache."""
+        return self.prompt_cache is not None and self.prompt_cache.keeps_all and not self.prompt_cache.reads_only
+
     def _save(self) -> None:
         """Keep what the session holds. A failure is said, and the exit status tells it; the answer goes on."""
         assert self.prompt_cache is not None
@@ -197,9 +219,9 @@ class _Run:
             self.prompt_cache.save(self.session)
         except TqggufError as error:
             self.save_status = error.exit_status
-            if str(error) != self.save_failure:
+            if str(error) != str(self.save_failure):
                 say(f"error: {error}; the prompt cache was not written")
-            self.save_failure = str(error)
+            self.save_failure = error
 
     def _held(self) -> list[int]:
         """Tokens of the prompt cache that a run without a prompt goes on from."""
@@ -229,6 +251,8 @@ class _Run:
             return None
         conversation = Conversation(template, self.tokenizer, self.texts.system_prompt, n_ctx=self.n_ctx, held=held)
         conversation.check()
+        if self.texts.chats_on and self.request.json_output:
+            raise RequestError("--json holds one answer: give a prompt, without -cnv")
         return conversation
 
     def _encode(self, prompt: str) -> list[int]:
@@ -237,8 +261,15 @@ class _Run:
         if self.request.purpose != "answer":
             template = None if self.conversation is None else self.conversation.template
             turn = OpenTurn(template, self.tokenizer, self.texts.system_prompt)
-            held = self.prompt_cache.tokens if self.prompt_cache is not None else []
-            return turn.document(prompt) if self.request.purpose == "keep" else turn.question(held, prompt)
+            if self.request.purpose == "keep":
+                return turn.document(prompt)
+            assert self.prompt_cache is not None
+            held = self.prompt_cache.known_tokens
+            notice = closing_notice(turn, held)
+            if notice not in (None, self.turn_notice):
+                self.turn_notice = notice
+                say(f"{readable(self.prompt_cache.path)}: {notice}")
+            return turn.question(held, prompt)
         if self.conversation is not None:
             return self.conversation.add(prompt)
         return self.tokenizer.encode(prompt)
@@ -246,7 +277,7 @@ class _Run:
     def keep_document(self) -> int:
         """Evaluate the prompt into the prompt cache; 130 if that was interrupted, and nothing was written."""
         assert self.first is not None and self.prompt_cache is not None
-        prefill = ProgressLine("reading the document", "tokens")
+        prefill = ProgressLine("reading the document", "tokens", self.request.quiet)
         with Interrupt() as interrupt:
 
             def progress(done: int, total: int) -> None:
@@ -266,43 +297,52 @@ class _Run:
         shown = self.request.display_prompt
         if shown is None:
             shown = self.conversation is None and self.request.purpose == "answer"
-        text = self._answer(self.first, (self.texts.prompt or "") if shown else "")
-        if self.request.json_output:
-            figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
-            print(json_text({"text": text, **figures}), flush=True)
+        self.text = self._answer(self.first, (self.texts.prompt or "") if shown else "")
         return INTERRUPTED if self.finish == "interrupt" else 0
 
-    def chat(self) -> int:
+    def print_json(self) -> None:
+        """The answer and its figures as one object, once it is known whether the prompt cache was written."""
+        figures = report.as_json(self.session.report(), self.session.timing, self.finish, self.sampler.seed)
+        found = {"text": self.text, "model": about_model(self.opened), **about_program(), **figures}
+        if self.save_failure is not None:
+            found |= own_error(self.save_failure)
+        print(json_text(found), flush=True)
+
+    def chat(self, terminal: Terminal | None) -> int:
         """Answers until the input ends. Ctrl-C ends an answer, and at the prompt the chat."""
         assert self.conversation is not None
-        if self.request.json_output:
-            raise RequestError("--json holds one answer: give a prompt, without -cnv")
-        for turn in self._turns():
-            try:
-                ids = self._encode(turn) if isinstance(turn, str) else turn
-                self.conversation.answered(self._answer(ids, ""))
-            except RequestError as error:
-                self.conversation.take_back()
-                say(str(error))
-                if self.session.room < 1 or not (self.session.tokens or sys.stdin.isatty()):
-                    return error.exit_status
-            if self.request.single_turn:
-                break
-        return 0
+        return chat(
+            self.conversation if self.request.purpose == "answer" else None,
+            self.session,
+            self._turns(terminal),
+            self._encode,
+            lambda ids: self._answer(ids, ""),
+            on_terminal=terminal is not None,
+            reports=self.request.reports,
+        )
 
-    def _turns(self) -> Iterator[list[int] | str]:
+    def _turns(self, terminal: Terminal | None) -> Iterator[list[int] | str]:
         """The first message, which is encoded already, then the texts of others."""
         if self.first is not None:
             yield self.first
-        yield from chat_turns(self.request, sys.stdin.buffer, sys.stdin.isatty())
+            if self.request.single_turn:
+                return
+        yield from chat_turns(self.request, sys.stdin.buffer, terminal)
 
     def _answer(self, ids: list[int], heading: str) -> str:
         """Evaluate and generate, streaming to stdout (unless it is for --json). The text without the heading."""
         stream = not self.request.json_output
-        continued = ids if self.conversation is None else ()
+        is_taken_up = self.prompt_cache is not None and ids == self.going_on_from
         generation = Generation(
-            self.session, self.sampler, self.request.n_predict, self.texts.reverse_prompts, context=continued
+            self.session,
+            self.sampler,
+            self.request.n_predict,
+            self.texts.reverse_prompts,
+            context=ids if self.conversation is None and not is_taken_up else (),
+            goes_on=self._keeps_answers,
         )
+        if self.prompt_cache is not None and is_taken_up:
+            generation.take_up(ids, self.prompt_cache.n_generated)
         shown: list[str] = []
 
         def show(text: str) -> None:
@@ -311,7 +351,7 @@ class _Run:
                 sys.stdout.write(text)
                 sys.stdout.flush()
 
-        prefill = ProgressLine("reading the prompt", "tokens")
+        prefill = ProgressLine("reading the prompt", "tokens", self.request.quiet)
         stopped: KeyboardInterrupt | None = None
         with Interrupt() as interrupt:
             try:
@@ -325,6 +365,7 @@ class _Run:
                     self.sampler.accept(token)
                 logits = self.session.prefill(ids, progress)
                 prefill.end()
+                interrupt.patience = 2
                 if self.prompt_cache is not None and self.prompt_cache.is_outgrown_by(ids):
                     self._tell_of_replacing()
                     self._save()
@@ -334,18 +375,18 @@ class _Run:
                     show(piece)
                     interrupt.check()
                 interrupt.check()
-                if self.prompt_cache is not None and self.prompt_cache.keeps_all:
-                    generation.complete()
                 self.finish = generation.finish or "eog"
             except KeyboardInterrupt as error:
                 prefill.end()
                 show(generation.rest())
                 self.finish, stopped = "interrupt", error
+            if self._keeps_answers and self.prompt_cache is not None and not self.prompt_cache.names_pending:
+                generation.complete()
         if stream:
             sys.stdout.write("\n")
             sys.stdout.flush()
         if self.finish == "context":
-            say(f"stopped: the context of {self.session.n_ctx} tokens is full; raise -c")
+            say(f"stopped: the context of {self.session.n_ctx:,} tokens is full; {more_context(self.session)}")
         if isinstance(stopped, Terminated):
             raise stopped
         return "".join(shown)
@@ -354,10 +395,10 @@ class _Run:
         """The closing report."""
         if not hasattr(self, "session") or not self.session.tokens:
             return
-        if self.prompt_cache is not None and self.prompt_cache.keeps_all and not self.prompt_cache.reads_only:
+        if self._keeps_answers:
             with Interrupt():
                 self._save()
-        if not self.finish:
+        if not self.finish or not self.request.reports:
             return
         greedy = self.request.sampling.temp <= 0 or self.finish == "kept"
         for line in report.lines(self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy):

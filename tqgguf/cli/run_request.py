@@ -120,11 +120,20 @@ class RunRequest:
 
     json_output: bool = False
     """stdout is one JSON object with the text and the figures."""
+    perf: bool = True
+    """Report figures on stderr: at the end, and in a chat after each answer."""
+    quiet: bool = False
+    """Neither that, nor progress, nor notices of flags without effect."""
     verbose: bool = False
     debug: bool = False
     """Let exceptions through with their tracebacks."""
     notices: tuple[str, ...] = ()
     """What to tell the user on stderr before anything else, one line each."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether figures are reported on stderr."""
+        return self.perf and not self.quiet
 
     @property
     def cache(self) -> CacheSpec:

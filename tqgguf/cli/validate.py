@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tqgguf.cli import options
-from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option
+from tqgguf.cli.verb import OUTPUT, ExamplesCommand, need_no_blas, option
 
 CHECKING = "What is checked"
 
@@ -38,7 +38,9 @@ def validate(
     ] = None,
     strict: Annotated[bool, option(CHECKING, "Fail on warnings too.", "--strict")] = False,
     threads: Annotated[int, option(CHECKING, "Files side by side; 0 or less: all cores.", "-t", "--threads")] = 0,
-    json_output: Annotated[bool, option(OUTPUT, "Print a JSON array of findings.", "--json")] = False,
+    json_output: Annotated[
+        bool, option(OUTPUT, "Print a JSON array of findings, and of files that could not be read.", "--json")
+    ] = False,
     debug: options.Debug = False,
     version: options.Version = False,
 ) -> None:
@@ -48,6 +50,7 @@ def validate(
     their content; folders are searched for them. All data are read, for scales and values that are no numbers. Exit
     status: 0 sound, 1 errors were found, 2 a file could not be read.
     """
+    need_no_blas()
     from tqgguf.cli import validate_command  # lazily: --help need not wait for numpy
 
     raise typer.Exit(validate_command.validate(files, model, strict, threads, json_output, debug))

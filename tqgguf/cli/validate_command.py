@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tqgguf.cli.error_object import error_object
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.printable import printable
 from tqgguf.cli.progress import ProgressLine, say
@@ -46,7 +47,12 @@ def validate(
         line.end()
     findings = [finding for outcome in outcomes for finding in outcome.findings]
     if json_output:
-        sys.stdout.write(json_text([_as_json(finding) for finding in findings], indent=2) + "\n")
+        unread = [
+            {"file": readable(outcome.paths[0]), **error_object(outcome.error, *_told(outcome.error))}
+            for outcome in outcomes
+            if outcome.error is not None
+        ]
+        sys.stdout.write(json_text([_as_json(finding) for finding in findings] + unread, indent=2) + "\n")
     else:
         print(_summary(outcomes))
     failures = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -76,6 +82,10 @@ def _tell(outcome: Outcome, json_output: bool) -> Outcome:
             print(_as_line(finding))
         sys.stdout.flush()
     return outcome
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    return (str(error), UNREADABLE) if isinstance(error, TqggufError) else (unexpected(error), UNSOUND)
 
 
 def _as_line(finding: Finding) -> str:

@@ -18,6 +18,7 @@ from tqgguf.cli.arguments import SortedArguments, sort_arguments
 from tqgguf.cli.llama_flags import Flag
 from tqgguf.formats.errors import RequestError
 
+HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
 OUTPUT = "Output"
 _SORTED = "tqgguf.sorted_arguments"
 
@@ -51,6 +52,13 @@ class VerbCommand(ExamplesCommand):
         given = sort_arguments(args, os.environ, self.flags, ctx.command_path.removeprefix("tqgguf "))
         ctx.meta[_SORTED] = given
         return super().parse_args(ctx, list(given.argv))
+
+
+def need_no_blas() -> None:
+    """To be called before numpy is imported by verbs that multiply no matrices: OpenBLAS starts a thread for each core
+    at once, which takes longer than reading a header does.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def write_examples(formatter: Any, examples: Sequence[str]) -> None:

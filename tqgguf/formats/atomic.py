@@ -26,6 +26,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _OWNER_ALONE = stat.S_IRUSR | stat.S_IWUSR
+_FOLDER_NAMES = ("", os.curdir, os.pardir)
+"""Last parts of names that only a folder can have: nothing stands after the slash, or a way to another folder."""
 _PREFIX, _SUFFIX = ".tqgguf-", ".tmp"
 _ORPHAN_SECONDS = 24 * 3600
 """Age from which a temporary file is nobody's on a file system that has no locks."""
@@ -37,6 +39,8 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     RequestError: it is a folder or another thing that is no file, its folder is missing or cannot be written to. To be
     called before work whose result goes there.
     """
+    if os.path.basename(os.fsdecode(path)) in _FOLDER_NAMES:
+        raise RequestError(f"{os.fsdecode(path)}: expected the name of a file to write, found a folder's name")
     try:
         target = Path(os.path.realpath(path))
         if target.is_symlink():  # after realpath: links in a circle

@@ -104,8 +104,12 @@ class _Export:
         )
 
     def _tokens(self) -> NDArray[np.int32]:
-        """The tokens up to the first that is not known."""
+        """The tokens up to the first that is not known. Those without rows are left out, unless they came from such a
+        file: llama.cpp takes it that it has evaluated all tokens that a file names.
+        """
         tokens = self.snapshot.tokens
+        if self.snapshot.n_cells and not self.origin:
+            tokens = tokens[: self.snapshot.n_cells]
         unknown = np.flatnonzero(tokens == UNKNOWN_TOKEN)
         return tokens[: unknown[0]] if len(unknown) else tokens
 

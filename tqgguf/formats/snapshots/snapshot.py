@@ -122,7 +122,7 @@ class LayerSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """tokens: int32 [n]. n_cells: how many of them have rows (the first ones; foreign files may lack the last).
+    """tokens: int32 [n]. n_cells: how many of them have rows (the first ones; the others are yet to be evaluated).
 
     prompt_ranges: [start, end) of tokens that were evaluated as prompt, in order. chunk: the grid of positions on which
     prompts were evaluated, in tokens. n_vocab: tokens that the model knows (0: unknown). fingerprint: of the model

@@ -21,7 +21,9 @@ class Generation:
     """One answer: iterate over `pieces` for its text as it comes; `finish` then says why it ended.
 
     context: ids of the text that the answer continues, if it is no text of its own (an answer in a chat is one).
-    finish: 'eog' (the model ended it), 'stop' (a stop string), 'length' (-n), 'context' (no room left).
+    finish: 'eog' (the model ended it), 'stop' (a stop string), 'length' (-n), 'context' (no room left). goes_on: the
+    session's tokens will be gone on with, so that an incomplete stop string at the end is left to whoever does that
+    (`take_up`), unless the model ended the answer.
     """
 
     session: Session
@@ -30,6 +32,7 @@ class Generation:
     stop: tuple[str, ...] = ()
     show_special: bool = False
     context: Sequence[int] = ()
+    goes_on: bool = False
     finish: str | None = None
     ids: list[int] = field(default_factory=list)
 
@@ -39,9 +42,10 @@ class Generation:
         )
 
     def pieces(self, logits: NDArray[np.float32]) -> Iterator[str]:
-        """Text from the logits after the prompt until the end. Every yielded piece is whole characters.
+        """Text from the logits after the prompt until the end, a piece for each token. Every piece is whole characters,
+        or empty.
 
-        Each token shown has been evaluated, except the last one of an answer that ended by length or stop string.
+        Whenever a piece is out, the session holds every token of the answer, the last one evaluated or pending.
         """
         tokenizer = self.session.loaded.tokenizer
         stream = self._stream
@@ -55,8 +59,9 @@ class Generation:
                 self.finish = "eog"
                 break
             self.ids.append(token)
-            if text := stream.push(token):
-                yield text
+            self.session.pending = [token]
+            self.session.timing.answer_tokens += 1
+            yield stream.push(token)
             if stream.stopped:
                 self.finish = "stop"
             elif self.session.room < 1:
@@ -66,11 +71,21 @@ class Generation:
         if rest := self.rest():
             yield rest
 
+    def take_up(self, held: Sequence[int], n_generated: int) -> None:
+        """Go on in the middle of a text: `held` are its tokens, the last `n_generated` of which an answer made. What
+        that answer left incomplete belongs to the text of this one.
+        """
+        self._stream.take_up(held, n_generated)
+
     def complete(self) -> None:
-        """Evaluate the last token of an answer that ended by length or stop string: the session then holds all."""
-        if self.finish in ("length", "stop") and self.ids and self.session.room:
+        """Evaluate the answer's last token, for files that name no token without rows."""
+        session = self.session
+        if self.ids and session.pending == self.ids[-1:] and session.room and not session.is_torn:
             self.session.decode(self.ids[-1])
 
     def rest(self) -> str:
-        """Text held back: a character or stop string that was not completed. An interrupted answer still shows it."""
-        return self._stream.finish()
+        """Text held back that belongs to the answer. An answer that was cut ends before a character of which it has a
+        part, so that the pieces of an answer are together the whole of it.
+        """
+        is_cut = self.finish != "eog"
+        return "" if self.goes_on and is_cut else self._stream.finish(is_cut)

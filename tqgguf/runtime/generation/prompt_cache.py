@@ -54,9 +54,23 @@ class PromptCache:
 
     @property
     def known_tokens(self) -> list[int]:
-        """The same, to go on from: none where the file does not say one of them."""
-        tokens = self.tokens
+        """All tokens of the file, to go on from: those that have rows and those that wait for theirs. None where the
+        file does not say one of them.
+        """
+        tokens = [] if self.snapshot is None else self.snapshot.tokens.tolist()
         return tokens if min(tokens, default=-1) >= 0 else []
+
+    @property
+    def n_generated(self) -> int:
+        """How many tokens at the file's end were not evaluated as prompt."""
+        if self.snapshot is None:
+            return 0
+        return len(self.snapshot.tokens) - max((end for _, end in self.snapshot.prompt_ranges), default=0)
+
+    @property
+    def names_pending(self) -> bool:
+        """Whether the file's format can name tokens that have no rows yet, without misleading its readers."""
+        return self.kind is FileKind.SNAPSHOT
 
     @property
     def chunk(self) -> int | None:
@@ -76,8 +90,7 @@ class PromptCache:
 
     def is_outgrown_by(self, ids: Sequence[int]) -> bool:
         """Whether a prompt that was evaluated is to be kept: it is no beginning of what the file holds."""
-        known = [] if self.snapshot is None else self.snapshot.tokens[: len(ids)].tolist()
-        return not self.reads_only and known != list(ids)
+        return not self.reads_only and self.tokens[: len(ids)] != list(ids)
 
     def is_continued_by(self, ids: Sequence[int]) -> bool:
         """Whether tokens begin with all that the file holds."""

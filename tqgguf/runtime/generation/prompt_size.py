@@ -6,12 +6,22 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 
 
+class ContextFullError(RequestError):
+    """A prompt is longer than the context. n_tokens: it has so many, or more."""
+
+    def __init__(self, n_tokens: int, n_ctx: int, at_least: str = "") -> None:
+        self.n_tokens, self.n_ctx = n_tokens, n_ctx
+        super().__init__(
+            f"the prompt has {at_least}{n_tokens} tokens: expected at most {n_ctx}, the size of the context (-c)"
+        )
+
+
 def check_prompt(n_tokens: int, n_ctx: int) -> None:
     """Refuse a prompt that is empty or longer than the context."""
     if not n_tokens:
         raise RequestError("the prompt is empty: expected at least one token")
     if n_tokens > n_ctx:
-        raise RequestError(f"the prompt has {n_tokens} tokens: expected at most {n_ctx}, the size of the context (-c)")
+        raise ContextFullError(n_tokens, n_ctx)
 
 
 def check_text(text: str, tokenizer: TextTokenizer, n_ctx: int | None) -> None:
@@ -23,6 +33,4 @@ def check_text(text: str, tokenizer: TextTokenizer, n_ctx: int | None) -> None:
         return
     least = tokenizer.least_tokens(text)
     if least > n_ctx:
-        raise RequestError(
-            f"the prompt has at least {least} tokens: expected at most {n_ctx}, the size of the context (-c)"
-        )
+        raise ContextFullError(least, n_ctx, "at least ")

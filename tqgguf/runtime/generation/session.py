@@ -46,15 +46,20 @@ def _combine(operation: Callable[[int, int], int], a: Reads, b: Reads) -> Reads:
 class Timing:
     """Tokens evaluated and the seconds they took. reused_tokens: of prompts, not evaluated because a prompt cache held
     them; reused_generated: of those, the ones that had not been evaluated as prompt here: generated, or by another
-    program.
+    program. answer_tokens: generated; the last one of an answer need not have been evaluated (decoded).
     """
 
     prompt_tokens: int = 0
     prompt_seconds: float = 0.0
+    answer_tokens: int = 0
     decoded_tokens: int = 0
     decode_seconds: float = 0.0
     reused_tokens: int = 0
     reused_generated: int = 0
+
+    def since(self, before: Timing) -> Timing:
+        """What came on top of an earlier copy."""
+        return Timing(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -110,12 +115,15 @@ class Session:
         self._steps = CompiledSteps(loaded.last_logits)
         self.tokens: list[int] = []
         """Token ids that the cache holds."""
+        self.pending: list[int] = []
+        """Token ids that follow them and have not been evaluated: the rest of a prompt that was broken off, the last
+        token of an answer. A snapshot names them, so that whoever goes on with it evaluates them first."""
         self.pieces = PromptPieces(self.chunk)
         self._is_restored = False
         """The tokens are a snapshot's, and no prompt has taken them up yet."""
         self.timing = Timing()
         self._prompt_reads = Reads()
-        self._torn = False
+        self.is_torn = False
         """An evaluation was broken off, so that the layers may hold different tokens."""
 
     def _new_cache(self) -> list[Any]:
@@ -143,7 +151,9 @@ class Session:
         Returns the logits float32 [vocabulary] after the last one, which is always evaluated.
         """
         check_prompt(len(ids), self.n_ctx)
+        self.pending = []
         done = self._reuse(ids)
+        self.pending = list(ids[done:])
         start, before = time.perf_counter(), replace(self.usage.reads)
         logits: NDArray[np.float32] | None = None
         try:
@@ -153,6 +163,7 @@ class Session:
                 self.pieces.add(done, stop)
                 self.timing.prompt_tokens += stop - done
                 done = stop
+                self.pending = list(ids[done:])
                 if progress is not None:
                     progress(done, len(ids))
         finally:  # an interrupted prompt counts as far as it came
@@ -173,7 +184,7 @@ class Session:
         common = next((i for i, (a, b) in enumerate(zip(ids, self.tokens, strict=False)) if a != b), None)
         keep = min(len(ids) - 1, len(self.tokens)) if common is None else common
         restored, self._is_restored = self._is_restored, False
-        if self._torn:  # also where there are no tokens yet: layers may hold some
+        if self.is_torn:  # also where there are no tokens yet: layers may hold some
             keep = 0
             self._go_back(0)
         elif restored:
@@ -215,12 +226,14 @@ class Session:
         self._is_restored = True
 
     def snapshot(self) -> Snapshot:
-        """What the session holds, to be written before it changes. RequestError: a layer that no snapshot can hold."""
-        if self._torn:
+        """What the session holds and what is pending, to be written before it changes. RequestError: a layer that no
+        snapshot can hold, an evaluation that was broken off within a step.
+        """
+        if self.is_torn:
             raise RequestError("an evaluation was broken off, so that layers hold different tokens: nothing to save")
         config = self.loaded.config
         return Snapshot(
-            tokens=np.array(self.tokens, np.int32),
+            tokens=np.array(self.tokens + self.pending, np.int32),
             layers=capture_layers(self.cache),
             n_cells=len(self.tokens),
             architecture=config.architecture,
@@ -235,6 +248,7 @@ class Session:
         """Evaluate one generated token; the logits float32 [vocabulary] after it."""
         start = time.perf_counter()
         logits = self._evaluate([token], want_logits=True)
+        self.pending = []
         self.timing.decoded_tokens += 1
         self.timing.decode_seconds += time.perf_counter() - start
         if self.timing.decoded_tokens % CLEAR_CACHE_EVERY == 0:
@@ -244,7 +258,7 @@ class Session:
 
     def _evaluate(self, ids: list[int], want_logits: bool) -> NDArray[np.float32] | None:
         tokens = mx.array([ids], dtype=mx.int32)
-        self._torn = True
+        self.is_torn = True
         logits: mx.array | None = None
         if want_logits:
             logits = self._steps.step(tokens, self.cache) if len(ids) == 1 else None
@@ -258,7 +272,7 @@ class Session:
         else:  # attention has read the token's rows, so that nothing else is left to evaluate before the page is full
             mx.eval(logits)
         self.tokens += ids
-        self._torn = False
+        self.is_torn = False
         if logits is not None:
             return np.array(logits.astype(mx.float32))
         mx.clear_cache()

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 
+_CHARACTER_TOKENS = 16  # over which a character may be spread: it has four bytes, and some tokens have none
+
 
 class TextStream:
     """Text of one answer as it grows. `stop`: strings that end it; they and what follows are never shown.
@@ -30,15 +32,29 @@ class TextStream:
         self._held = ""
         self.stopped = False
 
+    def take_up(self, before: Sequence[int], n_generated: int) -> None:
+        """Begin behind the tokens `before`: what they left incomplete is shown once it is complete.
+
+        A character may have begun in any of them, a stop string only in the last `n_generated`, which are an answer's.
+        """
+        n = min(n_generated, sum(map(len, self._stop)) + _CHARACTER_TOKENS)
+        start = len(before) - n
+        for token_id in before[max(0, start - _CHARACTER_TOKENS) : start]:
+            self._decoder.push(token_id)
+        text = "".join(map(self._decoder.push, before[start:]))
+        self._held = "" if text.endswith(self._stop) else text[len(text) - self._held_length(text) :]
+
     def push(self, token_id: int) -> str:
         """The text that can be shown now that `token_id` was generated; "" after a stop string."""
         return "" if self.stopped else self._show(self._decoder.push(token_id))
 
-    def finish(self) -> str:
-        """What was held back, now that nothing more will come; an incomplete character becomes U+FFFD."""
+    def finish(self, is_cut: bool = False) -> str:
+        """What was held back, now that nothing more will come. An incomplete character becomes U+FFFD, or is left out
+        if the text is cut there, for it is none yet.
+        """
         if self.stopped:
             return ""
-        shown = self._show(self._decoder.finish())
+        shown = "" if is_cut else self._show(self._decoder.finish())
         if self.stopped:
             return shown
         shown, self._held = shown + self._held, ""
