@@ -33,6 +33,7 @@ def make_prompt_cache(
     usage: hook.Usage | None = None,
     reading: Reading | None = None,
     keeps_pages: bool = False,
+    rolls_back: bool = True,
 ) -> list[Any]:
     """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
 
@@ -40,7 +41,7 @@ def make_prompt_cache(
     (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
     in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
     turbo K, 'off' for others). channel_scales: `read_calibration(file).scales`, [n_kv_heads, head_dim] by layer; layers
-    without one take theirs from page 0. tail, keeps_pages: see `BlockKVCache`. strict: attention that cannot read
+    without one take theirs from page 0. tail, keeps_pages, rolls_back: see `BlockKVCache`. strict: attention that cannot read
     blocks is an error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head
     size that a type cannot hold (naming the layer).
     """
@@ -53,14 +54,14 @@ def make_prompt_cache(
         raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
     scales = dict(channel_scales or {})
     caches = mlx_prompt_cache(model)
+    windows = [cache.max_size if _is_sliding(cache) else None for cache in caches]
     for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
-        sliding = type(cache) is RotatingKVCache and cache.keep == 0
-        if type(cache) is KVCache or sliding:
+        if type(cache) is KVCache or windows[layer] is not None:
             caches[layer] = BlockKVCache(
                 types.type_k,
                 types.type_v,
                 layer=layer,
-                window=cache.max_size if sliding else None,
+                window=windows[layer],
                 n_prefix=types.n_prefix,
                 balance=types.balance,
                 rope=ropes.get(layer, NOT_ROTATED),
@@ -69,5 +70,11 @@ def make_prompt_cache(
                 usage=usage,
                 reading=reading,
                 keeps_pages=keeps_pages,
+                rolls_back=rolls_back,
+                windows=sorted({window for window in windows if window is not None}),
             )
     return caches
+
+
+def _is_sliding(cache: Any) -> bool:
+    return type(cache) is RotatingKVCache and cache.keep == 0

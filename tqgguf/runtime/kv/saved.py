@@ -20,15 +20,27 @@ def as_saved(saved: Any, count: int) -> Sequence[Any]:
     return arrays
 
 
-def expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
-    """FormatError unless it is of that shape and type, without NaN and infinities; None stands for no values."""
+def expect(name: str, array: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype, are_finite: bool = True) -> None:
+    """FormatError unless it is of that shape and type, without NaN and infinities if `are_finite`; None stands for no
+    values."""
     if array is None and 0 in shape:
         return
     if array is None or array.shape != shape or array.dtype != dtype:
         found = "none" if array is None else f"{array.dtype} {array.shape}"
         raise FormatError(f"cache state: {name}: expected {dtype} {shape}, found {found}")
-    if mx.issubdtype(dtype, mx.floating) and array.size and not _is_finite(array):
+    if are_finite and mx.issubdtype(dtype, mx.floating) and array.size and not _is_finite(array):
         raise FormatError(f"cache state: {name}: expected finite numbers, found others")
+
+
+def expect_squares(squares: mx.array | None, n_heads: int, n_most: int, head_dim: int) -> None:
+    """FormatError unless they are f32 [n_heads, at most n_most tokens, head_dim], or None. A query beyond float32's
+    squares has infinities, which are kept."""
+    if squares is not None:
+        n_counted = squares.shape[1] if squares.ndim == 3 else 0
+        shape = n_heads, min(n_counted, n_most), head_dim
+        expect("squares of queries", squares, shape, mx.float32, are_finite=False)
+        if not mx.all(squares >= 0):
+            raise FormatError("cache state: squares of queries: expected numbers >= 0, found others")
 
 
 def _is_finite(array: mx.array) -> bool:
