@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tqgguf.formats.errors import EncodeError, RequestError, TqggufError
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
+from tqgguf.runtime.generation.cache_files import load_prompt_cache
 
 HEADS, DIM = 2, 64
 TYPE_PAIRS = [("turbo4", "turbo3"), ("q8_0", "q4_0"), ("turbo2", "f16"), ("f16", "f16"), ("bf16", "iq4_nl")]
@@ -428,6 +430,53 @@ def test_a_state_that_no_cache_can_have_given_is_refused_and_changes_nothing(nam
     assert feed(cache, *rows(1), 0, 1)[0].shape[2] == 141
 
 
+STRANGE: list[Any] = [
+    None, True, -1, 10**30, 1.5, "", "x", b"ab", [], [1, 2], {}, object(), int, np.float32(2), np.bool_(True),
+    np.array(3), np.array([1, 2]), np.array([]), np.array("a"), mx.array(3), mx.array([1, 2]), mx.zeros((2, 2)),
+]  # fmt: skip
+STRANGE_ARRAYS: list[Any] = [
+    3, "x", np.zeros((2, 2)), mx.array(1.0), mx.zeros((0,)), mx.zeros((0, 0)), mx.zeros((1,) * 8),
+    mx.zeros((HEADS, 128, DIM)), mx.zeros((HEADS, 44, DIM), mx.bfloat16), mx.zeros((HEADS, DIM), mx.bool_),
+    mx.zeros((2, HEADS, 128, DIM), mx.uint8), mx.full((HEADS, 128, DIM), -1.0), mx.zeros((HEADS, 4, DIM), mx.complex64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        filled(300),
+        filled(128, "turbo3", "q8_0"),
+        filled(40, "turbo4", "turbo2"),
+        filled(300, "f16", "bf16"),
+        filled(500, "iq4_nl", "f32", window=60),
+        BlockKVCache(),
+    ],
+    ids=repr,
+)
+def test_every_entry_of_a_state_that_is_of_another_kind_is_refused_or_serves(made: BlockKVCache) -> None:
+    """Wrong shapes, types and counts in every place. What is taken, as another layer's number may be, can go on."""
+    good = made.state
+    states = [good[:i] for i in range(len(good))] + STRANGE
+    for i, entry in enumerate(good):
+        states += [(*good[:i], strange, *good[i + 1 :]) for strange in STRANGE]
+        if isinstance(entry, list):
+            lists = [[*entry[:j], strange, *entry[j + 1 :]] for j in range(len(entry)) for strange in STRANGE_ARRAYS]
+            lists += [entry[:j] for j in range(len(entry))] + [[*entry, None]]
+            states += [(*good[:i], arrays, *good[i + 1 :]) for arrays in lists]
+    refused = 0
+    for state in states:
+        cache = filled(3, "q8_0", "q4_0")
+        try:
+            cache.state = state
+        except TqggufError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 600
+            assert (cache.settings.types.type_k, cache.offset) == ("q8_0", 3)
+        if cache.settings.has_tail:
+            mx.eval(feed(cache, *rows(1), 0, 1))
+    assert refused > 0.9 * len(states)
+
+
 @pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
 def test_states_of_trimmed_and_windowed_caches_restore(type_k: str, type_v: str) -> None:
     for n, settings in ((1000, {"window": 200}), (256, {}), (100, {"n_prefix": 128})):
@@ -436,6 +485,30 @@ def test_states_of_trimmed_and_windowed_caches_restore(type_k: str, type_v: str)
             cache.trim(cut if not settings.get("window") else min(cut, 1))
             restored = BlockKVCache.from_state(cache.state)
             assert (restored.offset, contents(restored)) == (cache.offset, contents(cache))
+
+
+def test_a_cache_says_what_it_is_and_holds() -> None:
+    cache = filled(300, "turbo4", "q8_0", layer=3, window=512)
+    assert repr(cache) == f"BlockKVCache(layer 3, turbo4/q8_0, window 512, 300 tokens, {cache.nbytes:,} bytes)"
+    assert repr(BlockKVCache("f16", "bf16")) == "BlockKVCache(layer 0, f16/bf16, 0 tokens, 0 bytes)"
+    batch = BlockKVCache.merge([filled(3), filled(140)])
+    assert repr(batch) == f"BatchBlockKVCache(layer 0, turbo4/turbo3, tokens: 3, 140, {batch.nbytes:,} bytes)"
+
+
+@pytest.mark.parametrize("model", ["name", None, 5, [], {}, Path("m.gguf")])
+def test_what_is_no_model_gets_no_cache(model: Any) -> None:
+    expected = f"expected an mlx-lm model, or what tqgguf.load_model gave, found {type(model).__name__}"
+    with pytest.raises(RequestError, match=expected):
+        make_prompt_cache(model)
+    with pytest.raises(RequestError, match=expected):
+        load_prompt_cache("nothing.gguf", model)
+
+
+@pytest.mark.parametrize("strange", [np.array([1, 2]), mx.zeros((2, 2)), [4], "4", 1.5])
+def test_a_balance_and_a_prefix_of_another_kind_are_refused(strange: Any) -> None:
+    for settings in ({"balance": strange}, {"n_prefix": strange}, {"window": strange}, {"type_k": strange}):
+        with pytest.raises(RequestError, match=r"found|cache type"):
+            BlockKVCache(**settings)
 
 
 def test_copies_and_pickles_live_apart() -> None:

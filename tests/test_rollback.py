@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from emulator.launcher import EmulatedLauncher
-from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.generate import speculative_generate_step
 from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 from tiny_models import TinyModel, write_tiny
 
@@ -172,14 +171,14 @@ def test_a_cache_that_does_not_roll_back_holds_no_rows_for_it() -> None:
 
 MODELS = {
     "llama": TinyModel(),
-    "gemma3": TinyModel("gemma3", window=60, window_pattern=2, n_layers=3),
+    "gemma3": TinyModel("gemma3", window=60, window_pattern=2, n_layers=3, tied=False),
 }
 
 
 @cache
-def tiny(name: str, seed: int = 0) -> Any:
+def tiny(name: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        path = write_tiny(Path(folder) / "m.gguf", replace(MODELS[name], seed=seed))
+        path = write_tiny(Path(folder) / "m.gguf", MODELS[name])
         return open_model(path).load(form="dense").model
 
 
@@ -229,18 +228,34 @@ def test_a_snapshot_after_a_rollback_is_that_of_what_was_never_fed(tmp_path: Pat
             assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def check_texts(name: str, n: int, pair: tuple[str, str], n_draft: int, drafting: Any = None) -> None:
-    """12 tokens after a prompt of n are the same plainly and by drafts, and so is what they were chosen from, but for
-    the rounding in steps of one row and of several."""
+class Drafting:
+    """A model that is right in two steps of three."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.layers, self.n_steps = model, model.layers, 0
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        self.n_steps += 1
+        logits = self.model(tokens, cache=cache)
+        return logits if self.n_steps % 3 else mx.roll(logits, 1, axis=-1)
+
+
+def check_text(name: str, n: int, pair: tuple[str, str], n_draft: int) -> None:
+    """12 tokens after a prompt of n are chosen by drafts from what plain decoding of the same text gives, but for the
+    rounding in steps of one row and of several, which may flip a code of a block."""
     model, prompt = tiny(name), mx.array(IDS[:n])
-    drafting = drafting or tiny(name, 1)
-    plain_cache, model_cache, draft_cache = (tqgguf.make_prompt_cache(of, *pair) for of in (model, model, drafting))
-    plain = [*generate_step(prompt, model, max_tokens=12, prompt_cache=plain_cache)]
-    how: dict[str, Any] = {"num_draft_tokens": n_draft, "prompt_cache": [*model_cache, *draft_cache]}
-    by_drafts = [*speculative_generate_step(prompt, model, drafting, max_tokens=12, **how)]
-    assert [token for token, *_ in by_drafts] == [int(token) for token, _ in plain], n
-    for (_, found, _), (_, expected) in zip(by_drafts, plain, strict=True):
-        np.testing.assert_allclose(found, expected, atol=0.05)  # a flipped code costs 0.01
+    drafting = Drafting(model)
+    plain, caches, drafts = (tqgguf.make_prompt_cache(model, *pair) for _ in range(3))
+    how: dict[str, Any] = {"num_draft_tokens": n_draft, "prompt_cache": [*caches, *drafts]}
+    found = [*speculative_generate_step(prompt, model, drafting, max_tokens=12, **how)]
+    model(prompt[None, :-1], cache=plain)
+    token = int(prompt[-1])
+    for i, (chosen, logprobs, _) in enumerate(found):
+        logits = model(mx.array([[token]]), cache=plain)[0, -1]
+        expected = logits - mx.logsumexp(logits)
+        np.testing.assert_allclose(logprobs, expected, atol=0.2, err_msg=f"{n} + {i}")
+        token = chosen
+    assert len(found) == 12 and 0 < sum(by_draft for *_, by_draft in found) < 12
 
 
 EDGES = [*range(120, 137), *range(250, 261)]
@@ -249,7 +264,7 @@ EDGES = [*range(120, 137), *range(250, 261)]
 @pytest.mark.parametrize("name", MODELS)
 def test_text_by_drafts_is_the_plain_text_around_every_edge(name: str) -> None:
     for i, n in enumerate(EDGES):
-        check_texts(name, n, PAIRS[i % len(PAIRS)], n_draft=1 + i % 5)
+        check_text(name, n, PAIRS[i % len(PAIRS)], n_draft=1 + i % 5)
 
 
 @pytest.mark.slow
@@ -257,11 +272,7 @@ def test_text_by_drafts_is_the_plain_text_around_every_edge(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_text_by_drafts_is_the_plain_text_with_all_types(name: str, pair: tuple[str, str]) -> None:
     for n in EDGES:
-        check_texts(name, n, pair, n_draft=4)
-
-
-def test_a_draft_of_the_model_itself_is_accepted_over_edges() -> None:
-    check_texts("gemma3", 124, ("turbo4", "turbo3"), 6, drafting=tiny("gemma3"))
+        check_text(name, n, pair, n_draft=4)
 
 
 def together(caches: list[BlockKVCache], n: int, seed: int = 0) -> Callable[[BatchBlockKVCache], np.ndarray]:
@@ -278,7 +289,7 @@ def together(caches: list[BlockKVCache], n: int, seed: int = 0) -> Callable[[Bat
 
 
 @pytest.mark.parametrize("make", [NumpyReading, lambda: KernelReading(EmulatedLauncher())], ids=["numpy", "kernels"])
-@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 60])
 def test_a_batch_takes_drafts_back_as_each_sequence_alone(window: int | None, make: Callable[[], Reading]) -> None:
     reading = make()
     lonely = [begun(n, window=window) for n in (125, 254, 40)]

@@ -23,6 +23,7 @@ from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.batch_step import BatchStep, Columns, PooledStep
 from tqgguf.runtime.attention.pooled_values import pooled_values
 from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.cache.alike import check_alike, shape_of
 from tqgguf.runtime.kv.page_pool import PagePool
 from tqgguf.runtime.kv.settings import is_whole
 from tqgguf.runtime.kv.side_view import PAGE, ROLLBACK_TOKENS, cuts
@@ -66,7 +67,7 @@ class BatchBlockKVCache(_BaseCache):
     """
 
     def __init__(self, caches: Sequence[BlockKVCache]) -> None:
-        _check_alike(caches, [shape for cache in caches if (shape := _shape_of(cache)) is not None])
+        check_alike(caches, [shape for cache in caches if (shape := shape_of(cache)) is not None])
         self._members = [_Member.of(cache) for cache in caches]
         self._layer, self._window = caches[0].layer, caches[0].window
         self._pool: PagePool | None = None
@@ -268,7 +269,7 @@ class BatchBlockKVCache(_BaseCache):
         ends = [n] * len(self._left) if self._to_come is None else self._to_come
         return [(min(n, left), min(n, left + end)) for left, end in zip(self._left, ends, strict=True)]
 
-    def _taken(self, columns: list[Columns], n: int) -> dict[str, Any]:
+    def _taken(self, columns: Sequence[Columns], n: int) -> dict[str, Any]:
         """What there is of padding after n columns, by attribute."""
         left, to_come = [left - min(n, left) for left in self._left], self._to_come
         if to_come is not None:
@@ -303,17 +304,17 @@ class BatchBlockKVCache(_BaseCache):
         if self._to_come is not None or other._to_come is not None:
             raise ValueError("a batch of block caches cannot be extended before its right padding is through")
         caches = [member.cache for member in (*self._members, *other._members)]
-        _check_alike(caches, [*self._shapes(), *other._shapes()])
+        check_alike(caches, [*self._shapes(), *other._shapes()])
         added = [_Member.of(other.extract(i)) for i in range(len(other._members))]
         self._leave_pool()
         self.__dict__.update(_members=[*self._members, *added], _left=[*self._left, *other._left])
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        """What `_shape_of` has of the sequences that hold tokens."""
+        """What `shape_of` has of the sequences that hold tokens."""
         if self._pool is not None:
             k, v = self._pool.tails
             return [(*k.shape[1::2], *v.shape[1::2])]
-        return [shape for member in self._members if (shape := _shape_of(member.cache)) is not None]
+        return [shape for member in self._members if (shape := shape_of(member.cache)) is not None]
 
     def extract(self, idx: int) -> BlockKVCache:
         """The cache of one sequence, as it would be had it run alone."""
@@ -370,28 +371,6 @@ class BatchBlockKVCache(_BaseCache):
     def state(self) -> list[Any]:
         """Every sequence's state: what mlx-lm evaluates. `extract` is what can be saved and restored."""
         return [self.extract(i).state for i in range(len(self._members))]
-
-
-def _check_alike(caches: Sequence[BlockKVCache], shapes: Sequence[tuple[int, ...]]) -> None:
-    """shapes: `_shape_of` those that hold tokens."""
-    settings = {cache.settings for cache in caches}
-    if len(settings) != 1:
-        found = f"found {len(settings)} different settings"
-        raise RequestError(f"a batch takes block caches of one layer and of the same types, {found}")
-    # of keys, in any case
-    given = {tuple(cache.channel_scale.shape) for cache in caches if cache.channel_scale is not None}
-    if len(set(shapes)) > 1 or len(given | {shape[:2] for shape in shapes}) > 1:
-        found = " and ".join(map(str, sorted({*shapes, *given})))
-        raise RequestError(
-            f"a batch takes block caches of as many KV heads and of one head size, found (heads and size of K, of V) "
-            f"{found}"
-        )
-
-
-def _shape_of(cache: BlockKVCache) -> tuple[int, ...] | None:
-    """KV heads and head size of K and of V; None while there are no tokens."""
-    sides = cache.sides
-    return None if sides is None else tuple(n for side in sides for n in (side.n_heads or 0, side.codec.head_dim))
 
 
 def _entries(given: Any) -> list[Any]:

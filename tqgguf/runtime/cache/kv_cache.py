@@ -20,6 +20,7 @@ from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.errors import EncodeError, FormatError, RequestError
+from tqgguf.formats.models.fingerprint import Fingerprint
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
@@ -29,7 +30,8 @@ from tqgguf.runtime.kv.float_side import FloatSide
 from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.rows import check_rows, kind_of_rows
-from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole, layer_codec
+from tqgguf.runtime.kv.saved import split_state
+from tqgguf.runtime.kv.settings import LayerSettings, layer_codec
 from tqgguf.runtime.kv.side_view import PAGE, ROLLBACK_TOKENS, SideView, first_seen_page
 from tqgguf.runtime.kv.sides import BlockSide, Growth, Waiting
 
@@ -49,6 +51,8 @@ class BlockKVCache(_BaseCache):
     keeps_pages = False
     valid_from = 0
     """Position before which rows are no keys or values: what a foreign file left out of its first page."""
+    fingerprint: Fingerprint | None = None
+    """Of the model that it was made for, where that is known."""
     windows: tuple[int, ...] = ()
     shortest = 0
     """Tokens that `trim` must leave, for the sake of rows that a file did not hold."""
@@ -424,7 +428,7 @@ class BlockKVCache(_BaseCache):
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         """FormatError or RequestError for anything that `state` cannot have given; the cache is then as it was."""
-        settings, (offset, first_page, channel_scale), rest = _split_state(state)
+        settings, (offset, first_page, channel_scale), rest = split_state(state)
         fresh = BlockKVCache.__new__(BlockKVCache)
         usage, reading = getattr(self, "usage", None), getattr(self, "reading", None)
         fresh._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
@@ -441,27 +445,8 @@ class BlockKVCache(_BaseCache):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies (mlx-lm's server makes some) go by the state: a backend's handles cannot be copied."""
-        names = "usage", "keeps_pages", "windows", "shortest", "valid_from", "_furthest"
+        names = "usage", "keeps_pages", "windows", "shortest", "valid_from", "fingerprint", "_furthest"
         return type(self).from_state, (self.state,), {name: getattr(self, name) for name in names}
-
-
-_EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 8  # entries of a state: a full one has sizes and arrays
-
-
-def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any]]:
-    """A state's settings; offset, first page and given channel scale; both head sizes, whether V is in tiles, and
-    arrays (none if it is empty)."""
-    if not isinstance(state, (list, tuple)) or len(state) not in (_EMPTY, _FULL):
-        found = f"{type(state).__name__} of {len(state)}" if hasattr(state, "__len__") else type(state).__name__
-        raise FormatError(f"cache state: expected a tuple of {_EMPTY} or {_FULL} entries, found {found}")
-    settings = LayerSettings.from_scalars(state[:N_SCALARS])
-    (offset, first_page, scale), rest = state[N_SCALARS:_EMPTY], state[_EMPTY:]
-    numbers = (offset, first_page, *rest[:3])
-    if not all(is_whole(n) and n >= 0 for n in numbers) or (rest and rest[2] not in (0, 1)):
-        raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {numbers!r}")
-    if first_page * PAGE > offset or (offset and not rest):
-        raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
-    return settings, (offset, first_page, scale), rest
 
 
 def can_go_back(cache: Any, length: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is checked of a side's saved arrays before a cache takes them over."""
+"""What is checked of a saved state, and of its sides' arrays, before a cache takes them over."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ import mlx.core as mx
 import numpy as np
 
 from tqgguf.formats.errors import FormatError
+from tqgguf.formats.gguf.errors import shown
+from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole
+from tqgguf.runtime.kv.side_view import PAGE
+
+_EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 8  # entries of a state: a full one has sizes and arrays
+
+
+def split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any]]:
+    """A state's settings; offset, first page and given channel scale; both head sizes, whether V is in tiles, and
+    arrays (none if it is empty)."""
+    if not isinstance(state, (list, tuple)) or len(state) not in (_EMPTY, _FULL):
+        found = f"{type(state).__name__} of {len(state)}" if isinstance(state, (list, tuple)) else type(state).__name__
+        raise FormatError(f"cache state: expected a tuple of {_EMPTY} or {_FULL} entries, found {found}")
+    settings = LayerSettings.from_scalars(state[:N_SCALARS])
+    (offset, first_page, scale), rest = state[N_SCALARS:_EMPTY], state[_EMPTY:]
+    numbers = (offset, first_page, *rest[:3])
+    if not all(is_whole(n) and n >= 0 for n in numbers) or (rest and rest[2] not in (0, 1)):
+        raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {shown(numbers)}")
+    if first_page * PAGE > offset or (offset and not rest):
+        raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
+    return settings, (offset, first_page, scale), rest
 
 
 def as_saved(saved: Any, count: int) -> Sequence[Any]:

@@ -12,6 +12,7 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.gguf.errors import shown
 
 
 def layer_codec(cache_type: str, head_dim: int, side: Side, layer: int) -> Codec:
@@ -81,7 +82,7 @@ class LayerSettings:
         """FormatError or RequestError for anything that `scalars` cannot have given."""
         type_k, type_v, balance, n_prefix, *numbers = scalars
         if not all(is_whole(n) and n >= 0 for n in numbers):
-            raise FormatError(f"cache state: expected numbers >= 0 after the types, found {numbers!r}")
+            raise FormatError(f"cache state: expected numbers >= 0 after the types, found {shown(numbers)}")
         layer, window, rope_dims, traditional, has_tail, rolls_back = (int(n) for n in numbers)
         (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
         rope = RopeLayout(rope_dims, bool(traditional))
