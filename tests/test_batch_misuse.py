@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ from test_batch_cache import HEAD_DIM, N_HEADS, N_KV_HEADS, Alone, Together, emp
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.readings import NumpyReading
+from tqgguf.runtime.cache import batch_cache
 from tqgguf.runtime.cache.batch_cache import BatchBlockKVCache
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.kv.planes import Plane
 
 
 def test_who_is_kept_in_a_pool_can_be_counted_from_the_end() -> None:
@@ -34,8 +37,19 @@ def test_who_is_kept_in_a_pool_can_be_counted_from_the_end() -> None:
 def test_a_filter_takes_arrays_and_refuses_whom_it_cannot_keep() -> None:
     cache = BlockKVCache.merge([empty() for _ in range(3)])
     cache.prepare(left_padding=[5, 6, 7])
-    for indices in ([0, 0], [2, -1], [1, 7], [-4], [True, False, True], [1.0], mx.array([0, 3]), np.array([0.5])):
-        with pytest.raises(RequestError, match="expected different indices of 3 sequences, found"):
+    for indices in (
+        [],
+        mx.array([]),
+        [0, 0],
+        [2, -1],
+        [1, 7],
+        [-4],
+        [True, False, True],
+        [1.0],
+        mx.array([0, 3]),
+        np.array([0.5]),
+    ):
+        with pytest.raises(RequestError, match="expected at least one, and different indices of 3 sequences, found"):
             cache.filter(indices)
         assert cache.offset.tolist() == [-5, -6, -7]
     cache.filter(mx.array([-1, 0, 1]))
@@ -49,6 +63,109 @@ def test_a_batch_is_not_extended_by_what_it_could_not_have_been_merged_of(other:
     with pytest.raises(RequestError, match="found 2 different settings"):
         cache.extend(BlockKVCache.merge([empty(**other)]))
     assert cache.offset.tolist() == [0]
+
+
+def grown(n: int, heads: int, dim: int = 64, **settings: Any) -> BlockKVCache:
+    cache = empty(**settings)
+    cache.update_and_fetch(*(mx.random.normal((1, heads, n, dim)) for _ in "kv"))
+    return cache
+
+
+def test_sequences_of_other_heads_or_head_sizes_are_in_no_batch_together() -> None:
+    scaled = {"channel_scale": mx.ones((4, 64))}
+    for other in (grown(5, 4), grown(5, 2, 128), grown(200, 1), empty(**scaled)):
+        for held in (grown(3, 2), grown(130, 2)):
+            with pytest.raises(RequestError, match="as many KV heads and of one head size, found"):
+                BlockKVCache.merge([held, other])
+            batch = BlockKVCache.merge([held])
+            with pytest.raises(RequestError, match="as many KV heads and of one head size, found"):
+                batch.extend(BlockKVCache.merge([other]))
+            assert batch.offset.tolist() == [held.offset]
+            batch.extend(BlockKVCache.merge([empty()]))
+            batch.update_and_fetch(*(mx.zeros((2, 2, 1, 64)) for _ in "kv"))
+    with pytest.raises(RequestError, match="expected a batch of block caches, found BlockKVCache"):
+        batch.extend(empty())  # type: ignore[arg-type]
+
+
+def test_other_heads_do_not_join_a_pool() -> None:
+    together = Together(2, reading=kernels())
+    together.step([3, 5])
+    together.step([1, 1])
+    assert together.cache._pool is not None
+    with pytest.raises(RequestError, match="as many KV heads"):
+        together.cache.extend(BlockKVCache.merge([grown(5, 4, reading=kernels())]))
+    assert together.cache._pool is not None
+    together.step([1, 1])
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_batch_lives_apart(copied: Callable[[Any], Any], by_kernels: bool) -> None:
+    reading = kernels() if by_kernels else NumpyReading()
+    together, alone_ = (make(2, reading=reading) for make in (Together, Alone))
+    together.step([127, 5])
+    together.step([1, 1])
+    twin = copied(together.cache)
+    twin.extend(BlockKVCache.merge([empty(reading=reading)]))
+    twin.update_and_fetch(*(mx.ones((3, N_KV_HEADS, 1, HEAD_DIM)) for _ in "kv"))
+    twin.filter([2])
+    twin.trim(1)
+    assert together.cache.offset.tolist() == [128, 6]
+    together.step([1, 1])
+    for i, steps in ((0, (127, 1, 1)), (1, (5, 1, 1))):
+        for n in steps:
+            alone_.step(i, n)
+    assert all(same_state(together.cache.extract(i), alone_.caches[i]) for i in range(2))
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_an_interrupt_while_a_pool_takes_a_step_loses_and_doubles_nothing(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sequences fill a page in the step; the interrupt comes at one of the places where its blocks are written."""
+    together, alone_ = (make(2, reading=kernels()) for make in (Together, Alone))
+    together.step([126, 254])
+    together.step([1, 1])
+    whole, seen = Plane.put, []
+
+    def interrupted(plane: Plane, *of: Any) -> None:
+        if len(seen) == 2 * at:
+            seen.append(plane)
+            raise KeyboardInterrupt
+        seen.append(plane)
+        whole(plane, *of)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Plane, "put", interrupted)
+        together.step([1, 1])
+        together.cache.extract(0)
+        raise AssertionError("nothing was interrupted")
+    assert together.cache.offset.tolist() == [128, 256]
+    together.step([1, 1])
+    for i, n in ((0, 126), (1, 254)):
+        for step in (n, 1, 1, 1):
+            alone_.step(i, step)
+    assert all(same_state(together.cache.extract(i), alone_.caches[i]) for i in range(2))
+
+
+def test_an_interrupt_before_a_pool_has_a_step_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone_ = (make(2, reading=kernels()) for make in (Together, Alone))
+    together.step([126, 5])
+    together.step([1, 1])
+
+    def interrupted(*of: Any) -> None:
+        raise KeyboardInterrupt
+
+    for module, name in ((batch_cache, "pooled_values"), (BatchBlockKVCache, "_taken")):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, name, interrupted)
+            together.step([1, 1])
+        assert together.cache.offset.tolist() == [127, 6]
+    together.step([1, 1])
+    for i, n in ((0, 126), (1, 5)):
+        for step in (n, 1, 1):
+            alone_.step(i, step)
+    assert all(same_state(together.cache.extract(i), alone_.caches[i]) for i in range(2))
 
 
 @pytest.mark.parametrize("by_kernels", [False, True])
@@ -77,8 +194,8 @@ def test_padding_that_cannot_be_is_refused_before_a_step(name: str, numbers: lis
 def test_no_sequence_is_trimmed_where_one_cannot_be() -> None:
     together = Together(2, window=60)
     together.step([100, 400])
-    with pytest.raises(ValueError, match="cannot go back to 310"):
-        together.cache.trim(90)
+    with pytest.raises(ValueError, match="cannot go back to 150"):
+        together.cache.trim(250)
     assert together.cache.offset.tolist() == [100, 400]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tqgguf.formats.errors import EncodeError, RequestError, TqggufError
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
+from tqgguf.runtime.generation.cache_files import load_prompt_cache
 
 HEADS, DIM = 2, 64
 TYPE_PAIRS = [("turbo4", "turbo3"), ("q8_0", "q4_0"), ("turbo2", "f16"), ("f16", "f16"), ("bf16", "iq4_nl")]
@@ -89,7 +91,7 @@ def test_trimming_inside_the_tail_is_exact(type_k: str, type_v: str) -> None:
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 299, 300])
 @pytest.mark.parametrize("type_k", ["turbo4", "q4_0", "f16"])
 def test_trimming_into_an_encoded_page_turns_its_decoded_values_into_the_tail(type_k: str, length: int) -> None:
-    cache = filled(300, type_k, "turbo3", balance="off")
+    cache = filled(300, type_k, "turbo3", balance="off", rolls_back=False)
     assert cache.trim(300 - length) == 300 - length
     assert cache.offset == length
     k, v = rows(300)
@@ -128,12 +130,12 @@ def test_mlx_lms_own_trim_works_on_a_prompt_cache() -> None:
 
 @pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
 def test_a_window_frees_pages_and_keeps_what_the_next_query_sees(type_k: str, type_v: str) -> None:
-    cache = filled(1000, type_k, type_v, window=200)
+    cache = filled(1000, type_k, type_v, window=200, rolls_back=False)
     assert cache.start == (1000 - 200 + 1) // 128 * 128
     assert not cache.is_trimmable()
     keys, _ = feed(cache, *rows(1, seed=3), 0, 1)
     assert keys.shape[2] == 1001 - 768
-    with pytest.raises(ValueError, match="layer 0 holds tokens from 768 on and cannot go back to 900"):
+    with pytest.raises(ValueError, match="those from 768 on as rows, and cannot go back to 900"):
         cache.trim(101)
     assert cache.offset == 1001
     assert cache.trim(1) == 1
@@ -143,7 +145,7 @@ def test_a_window_frees_pages_and_keeps_what_the_next_query_sees(type_k: str, ty
 @pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
 @pytest.mark.parametrize("n", [2047, 2048])
 def test_allocated_bytes_follow_the_designs_formula(type_k: str, type_v: str, n: int) -> None:
-    cache = filled(n, type_k, type_v)
+    cache = filled(n, type_k, type_v, rolls_back=False)
     formula = kv_bytes([LayerShape(HEADS, DIM, DIM)], [cache.settings.types], n) - 4 * n
     assert abs(cache.nbytes / formula - 1) <= 0.03
 
@@ -216,8 +218,8 @@ def test_masks_are_only_made_where_they_are_needed() -> None:
     assert cache.make_mask(5, window_size=400) == "causal"
     assert cache.make_mask(5, window_size=100).shape == (5, 305)
     assert cache.make_mask(5, return_array=True).shape == (5, 305)
-    windowed = filled(300, window=100)
-    assert windowed.make_mask(1).shape == (1, 301 - windowed.start)
+    for rolls_back in (False, True):  # whatever is held beyond what the query sees
+        assert filled(300, window=100, rolls_back=rolls_back).make_mask(1).shape == (1, 301 - 128)
 
 
 def test_a_batch_of_two_is_refused() -> None:
@@ -355,7 +357,7 @@ def test_trimming_by_what_is_no_whole_number_changes_nothing(n: Any) -> None:
 
 def changed(state: tuple[Any, ...], **entries: Any) -> tuple[Any, ...]:
     names = ["type_k", "type_v", "balance", "n_prefix", "layer", "window", "rope_dims", "rope_traditional", "has_tail"]
-    names += ["offset", "first_page", "channel_scale", "dim_k", "dim_v", "v_tiled", "k", "v"]
+    names += ["rolls_back", "offset", "first_page", "channel_scale", "dim_k", "dim_v", "v_tiled", "k", "v"]
     return tuple(entries.get(name, value) for name, value in zip(names, state, strict=True))
 
 
@@ -383,7 +385,7 @@ BAD_STATES: dict[str, Any] = {
     "another exact prefix": changed(GOOD, n_prefix=5),
     "an exact prefix beyond a page": changed(GOOD, n_prefix=500),
     "K and V swapped": changed(GOOD, k=GOOD[-1], v=GOOD[-2]),
-    "no arrays but None": changed(GOOD, v=[None] * 4),
+    "no arrays but None": changed(GOOD, v=[None] * 5),
     "codes of one axis": changed(GOOD, k=[mx.zeros((3,)), *GOOD[-2][1:]]),
     "scales in f32": changed(GOOD, k=[GOOD[-2][0], GOOD[-2][1].astype(mx.float32), *GOOD[-2][2:]]),
     "an unknown balance": changed(GOOD, balance="half"),
@@ -391,13 +393,13 @@ BAD_STATES: dict[str, Any] = {
     "a given channel scale of one axis": changed(GOOD, channel_scale=mx.ones((3,))),
     "a given channel scale in words": changed(GOOD, channel_scale="one"),
     "means of another shape": changed(GOOD, k=[*GOOD[-2][:4], mx.zeros((2, 1, DIM), mx.float16), *GOOD[-2][5:]]),
-    "no channel scale where there are pages": changed(GOOD, k=[*GOOD[-2][:5], None, None]),
+    "no channel scale where there are pages": changed(GOOD, k=[*GOOD[-2][:5], None, *GOOD[-2][6:]]),
     "RoPE over more channels than a head has": changed(GOOD, rope_dims=2 * DIM),
-    "a scale of zeros": changed(GOOD, k=[*GOOD[-2][:5], mx.zeros((HEADS, DIM)), None]),
-    "a scale of NaN": changed(GOOD, k=[*GOOD[-2][:5], mx.full((HEADS, DIM), float("nan")), None]),
+    "a scale of zeros": changed(GOOD, k=[*GOOD[-2][:5], mx.zeros((HEADS, DIM)), *GOOD[-2][6:]]),
+    "a scale of NaN": changed(GOOD, k=[*GOOD[-2][:5], mx.full((HEADS, DIM), float("nan")), *GOOD[-2][6:]]),
     "means of NaN": changed(GOOD, k=[*GOOD[-2][:4], GOOD[-2][4] * float("nan"), *GOOD[-2][5:]]),
     "norms of infinity": changed(GOOD, k=[GOOD[-2][0], GOOD[-2][1] * float("inf"), *GOOD[-2][2:]]),
-    "queries where the scale is fixed": changed(GOOD, k=[*GOOD[-2][:6], mx.ones((HEADS, 3, DIM))]),
+    "queries where the scale is fixed": changed(GOOD, k=[*GOOD[-2][:6], mx.ones((HEADS, 3, DIM)), *GOOD[-2][7:]]),
     "RoPE over an odd number of channels": changed(GOOD, rope_dims=1),
     "arrays of numpy": changed(GOOD, k=[None if a is None else np.array(a) for a in GOOD[-2]]),
 }
@@ -406,7 +408,7 @@ BAD_STATES: dict[str, Any] = {
 def test_a_window_that_frees_page_0_while_k_waits_for_queries_frees_both_sides() -> None:
     rng = np.random.default_rng(22)
     q, k, v = (mx.array(rng.standard_normal((1, h, 300, DIM)).astype(np.float32)) for h in (2 * HEADS, HEADS, HEADS))
-    cache = BlockKVCache("turbo4", "turbo3", window=64, rope=RopeLayout(DIM, True))
+    cache = BlockKVCache("turbo4", "turbo3", window=64, rope=RopeLayout(DIM, True), rolls_back=False)
     mask = cache.make_mask(300)
     keys, values = cache.update_and_fetch(k, v)
     hook.scaled_dot_product_attention(q, keys, values, scale=0.1, mask=mask)
@@ -428,6 +430,53 @@ def test_a_state_that_no_cache_can_have_given_is_refused_and_changes_nothing(nam
     assert feed(cache, *rows(1), 0, 1)[0].shape[2] == 141
 
 
+STRANGE: list[Any] = [
+    None, True, -1, 10**30, 1.5, "", "x", b"ab", [], [1, 2], {}, object(), int, np.float32(2), np.bool_(True),
+    np.array(3), np.array([1, 2]), np.array([]), np.array("a"), mx.array(3), mx.array([1, 2]), mx.zeros((2, 2)),
+]  # fmt: skip
+STRANGE_ARRAYS: list[Any] = [
+    3, "x", np.zeros((2, 2)), mx.array(1.0), mx.zeros((0,)), mx.zeros((0, 0)), mx.zeros((1,) * 8),
+    mx.zeros((HEADS, 128, DIM)), mx.zeros((HEADS, 44, DIM), mx.bfloat16), mx.zeros((HEADS, DIM), mx.bool_),
+    mx.zeros((2, HEADS, 128, DIM), mx.uint8), mx.full((HEADS, 128, DIM), -1.0), mx.zeros((HEADS, 4, DIM), mx.complex64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        filled(300),
+        filled(128, "turbo3", "q8_0"),
+        filled(40, "turbo4", "turbo2"),
+        filled(300, "f16", "bf16"),
+        filled(500, "iq4_nl", "f32", window=60),
+        BlockKVCache(),
+    ],
+    ids=repr,
+)
+def test_every_entry_of_a_state_that_is_of_another_kind_is_refused_or_serves(made: BlockKVCache) -> None:
+    """Wrong shapes, types and counts in every place. What is taken, as another layer's number may be, can go on."""
+    good = made.state
+    states = [good[:i] for i in range(len(good))] + STRANGE
+    for i, entry in enumerate(good):
+        states += [(*good[:i], strange, *good[i + 1 :]) for strange in STRANGE]
+        if isinstance(entry, list):
+            lists = [[*entry[:j], strange, *entry[j + 1 :]] for j in range(len(entry)) for strange in STRANGE_ARRAYS]
+            lists += [entry[:j] for j in range(len(entry))] + [[*entry, None]]
+            states += [(*good[:i], arrays, *good[i + 1 :]) for arrays in lists]
+    refused = 0
+    for state in states:
+        cache = filled(3, "q8_0", "q4_0")
+        try:
+            cache.state = state
+        except TqggufError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 600
+            assert (cache.settings.types.type_k, cache.offset) == ("q8_0", 3)
+        if cache.settings.has_tail:
+            mx.eval(feed(cache, *rows(1), 0, 1))
+    assert refused > 0.9 * len(states)
+
+
 @pytest.mark.parametrize(("type_k", "type_v"), TYPE_PAIRS)
 def test_states_of_trimmed_and_windowed_caches_restore(type_k: str, type_v: str) -> None:
     for n, settings in ((1000, {"window": 200}), (256, {}), (100, {"n_prefix": 128})):
@@ -436,6 +485,30 @@ def test_states_of_trimmed_and_windowed_caches_restore(type_k: str, type_v: str)
             cache.trim(cut if not settings.get("window") else min(cut, 1))
             restored = BlockKVCache.from_state(cache.state)
             assert (restored.offset, contents(restored)) == (cache.offset, contents(cache))
+
+
+def test_a_cache_says_what_it_is_and_holds() -> None:
+    cache = filled(300, "turbo4", "q8_0", layer=3, window=512)
+    assert repr(cache) == f"BlockKVCache(layer 3, turbo4/q8_0, window 512, 300 tokens, {cache.nbytes:,} bytes)"
+    assert repr(BlockKVCache("f16", "bf16")) == "BlockKVCache(layer 0, f16/bf16, 0 tokens, 0 bytes)"
+    batch = BlockKVCache.merge([filled(3), filled(140)])
+    assert repr(batch) == f"BatchBlockKVCache(layer 0, turbo4/turbo3, tokens: 3, 140, {batch.nbytes:,} bytes)"
+
+
+@pytest.mark.parametrize("model", ["name", None, 5, [], {}, Path("m.gguf")])
+def test_what_is_no_model_gets_no_cache(model: Any) -> None:
+    expected = f"expected an mlx-lm model, or what tqgguf.load_model gave, found {type(model).__name__}"
+    with pytest.raises(RequestError, match=expected):
+        make_prompt_cache(model)
+    with pytest.raises(RequestError, match=expected):
+        load_prompt_cache("nothing.gguf", model)
+
+
+@pytest.mark.parametrize("strange", [np.array([1, 2]), mx.zeros((2, 2)), [4], "4", 1.5])
+def test_a_balance_and_a_prefix_of_another_kind_are_refused(strange: Any) -> None:
+    for settings in ({"balance": strange}, {"n_prefix": strange}, {"window": strange}, {"type_k": strange}):
+        with pytest.raises(RequestError, match=r"found|cache type"):
+            BlockKVCache(**settings)
 
 
 def test_copies_and_pickles_live_apart() -> None:

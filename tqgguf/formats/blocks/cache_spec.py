@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES, PAGE_TOKENS
@@ -98,8 +99,8 @@ class CacheSpec:
         n = self.n_prefix
         if n is None:
             return default_prefix(types)
-        if not hasattr(n, "__index__") or isinstance(n, bool) or not 0 <= n <= PAGE_TOKENS:
-            raise RequestError(f"exact prefix: expected 0 to {PAGE_TOKENS} tokens, found {n!r}")
+        if not isinstance(n, Integral) or isinstance(n, bool) or not 0 <= n <= PAGE_TOKENS:
+            raise RequestError(f"exact prefix: expected 0 to {PAGE_TOKENS} tokens, found {shown(n)}")
         return int(n)
 
 
@@ -108,9 +109,9 @@ def resolve_balance(requested: str | None, type_k: str) -> BalanceMode:
 
     Float types have nothing to balance: 'off' whatever is requested. RequestError: an unknown mode.
     """
-    mode = next((mode for mode in BALANCE_MODES if mode == requested), None)
+    mode = next((mode for mode in BALANCE_MODES if isinstance(requested, str) and mode == requested), None)
     if mode is None and requested is not None:
-        raise RequestError(f"balance of K: expected one of {', '.join(BALANCE_MODES)}, found {requested!r}")
+        raise RequestError(f"balance of K: expected one of {', '.join(BALANCE_MODES)}, found {shown(requested)}")
     family = BLOCK_TYPES[type_k].family
     if family == "float":
         return "off"
@@ -143,7 +144,7 @@ def _of_layers(side: Side, text: str, n_layers: int) -> Sequence[str]:
 
 def _parse(side: str, text: str) -> tuple[str, list[tuple[int, int, str]]]:
     """The type of all layers, and (first layer, last layer, type) of each rule. RequestError names what is wrong."""
-    first, *parts = text.split(",") if isinstance(text, str) else [repr(text)]
+    first, *parts = text.split(",") if isinstance(text, str) else [shown(text)]
     rules = []
     for part in parts:
         match = _RULE.fullmatch(part.strip(" "))

@@ -29,6 +29,7 @@ from tqgguf.formats.safetensors import open_safetensors
 from tqgguf.formats.snapshots.read import open_snapshot
 from tqgguf.formats.snapshots.snapshot import Snapshot
 from tqgguf.formats.snapshots.table import is_snapshot
+from tqgguf.formats.snapshots.values import check_values, not_written
 from tqgguf.formats.snapshots.write import write_snapshot
 
 
@@ -84,7 +85,8 @@ def write_carrier(
     """Write a snapshot as a file of a kind in `CARRIERS`, or replace one.
 
     RequestError: the kind cannot hold it, or rows would have to be quantised again and that was not asked for;
-    TqggufError: the file cannot be written; what it held before is then untouched.
+    FormatError: the snapshot holds numbers that no file may hold; TqggufError: the file cannot be written. What it held
+    before is then untouched.
     """
     CARRIERS[kind].write(os.fsdecode(path), snapshot, target or Target())
 
@@ -149,6 +151,8 @@ def _write_llama(kind: Kind) -> Callable[[str, Snapshot, Target], None]:
         options = replace(
             target.llama, kind=kind, type_k=target.type_k, type_v=target.type_v, requantise=target.requantise
         )
+        with not_written(path):
+            check_values(snapshot)
         write_llama_state(path, export_llama_state(snapshot, options))
 
     return write
@@ -159,6 +163,8 @@ def _write_mlx(path: str, snapshot: Snapshot, target: Target) -> None:
         found = f"{target.type_k or 'the type that it has'} for K and {target.type_v or 'the type that it has'} for V"
         raise RequestError(f"{path}: mlx-lm's caches have one type for K and V, found {found}")
     options = replace(target.mlx, cache_type=target.type_k, requantise=target.requantise)
+    with not_written(path):
+        check_values(snapshot)
     write_mlx_cache(path, snapshot, options)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -16,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.atomic import replacing
+from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES
 from tqgguf.formats.blocks.stored_codec import StoredCodec
-from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf.types import DEFAULT_ALIGNMENT
 from tqgguf.formats.snapshots.checksums import Checksummer, n_entries
 from tqgguf.formats.snapshots.format import (
@@ -41,7 +43,8 @@ from tqgguf.formats.snapshots.format import (
     codec_tensor,
     side_tensor,
 )
-from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot
+from tqgguf.formats.snapshots.snapshot import LayerSnapshot, Snapshot
+from tqgguf.formats.snapshots.values import check_parts, checked_slices, not_written
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -63,14 +66,18 @@ class _Part:
 def write_snapshot(path: str | os.PathLike[str], snapshot: Snapshot) -> None:
     """Write a snapshot into a file for its owner alone, or replace one; errors as `atomic.replacing`.
 
-    FormatError: parts of the snapshot do not fit together. What `path` held stays as it was until all is written.
+    FormatError: parts of the snapshot do not fit together, or hold numbers that no file may hold (`values`). What
+    `path` held stays as it was until all is written.
     """
+    with not_written(path):
+        snapshot.check()
+        check_parts(snapshot)
+        _write_checked(path, snapshot)
+
+
+def _write_checked(path: str | os.PathLike[str], snapshot: Snapshot) -> None:
     import gguf  # lazily: reading needs no writer
 
-    try:
-        snapshot.check()
-    except FormatError as error:
-        raise FormatError(f"{os.fsdecode(path)}: not written: {error}") from error
     codecs = codecs_of(snapshot)
     parts = [part for part in _parts(snapshot, codecs) if part.n_bytes]
     n_bytes = sum(_padded(part.n_bytes) for part in parts)
@@ -106,7 +113,7 @@ def _parts(snapshot: Snapshot, codecs: tuple[StoredCodec, ...]) -> Iterator[_Par
                 array = getattr(held, field)
                 if array is not None:
                     yield _array_part(side_tensor(layer.layer, side, field), ggml_type, array)
-            yield _rows_part(side_tensor(layer.layer, side, "rows"), held)
+            yield _rows_part(side_tensor(layer.layer, side, "rows"), layer, side)
 
 
 def codec_tables(codec: StoredCodec) -> Mapping[str, tuple[int, NDArray[Any]]]:
@@ -123,13 +130,21 @@ def _array_part(name: str, ggml_type: int, array: NDArray[Any]) -> _Part:
     return _Part(name, array.shape, ggml_type, array.nbytes, lambda: [np.ascontiguousarray(array)])
 
 
-def _rows_part(name: str, side: SideSnapshot) -> _Part:
-    """Types that ggml knows are tensors of that type, turbo types bytes."""
-    n_tokens, n_kv_heads, row_bytes = side.rows.shape
-    ggml_type = side.codec.codec.block_type.ggml_type
-    last = row_bytes if ggml_type is None else side.codec.stored_dim
+def _rows_part(name: str, layer: LayerSnapshot, side: Side) -> _Part:
+    """Types that ggml knows are tensors of that type, turbo types bytes. What no file may hold shows while they are
+    written."""
+    held = layer.side(side)
+    n_tokens, n_kv_heads, row_bytes = held.rows.shape
+    ggml_type = held.codec.codec.block_type.ggml_type
+    last = row_bytes if ggml_type is None else held.codec.stored_dim
     shape = (n_tokens, n_kv_heads, last)
-    return _Part(name, shape, I8 if ggml_type is None else ggml_type, n_tokens * n_kv_heads * row_bytes, side.slices)
+    return _Part(
+        name,
+        shape,
+        I8 if ggml_type is None else ggml_type,
+        n_tokens * n_kv_heads * row_bytes,
+        partial(checked_slices, layer, side),
+    )
 
 
 def _add_tensor(writer: GGUFWriter, name: str, shape: tuple[int, ...], ggml_type: int, n_bytes: int) -> None:

@@ -8,6 +8,7 @@ Each is a `BlockKVCache`, until a step of few rows comes that the backend answer
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -22,9 +23,10 @@ from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.batch_step import BatchStep, Columns, PooledStep
 from tqgguf.runtime.attention.pooled_values import pooled_values
 from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.cache.alike import check_alike, shape_of
 from tqgguf.runtime.kv.page_pool import PagePool
 from tqgguf.runtime.kv.settings import is_whole
-from tqgguf.runtime.kv.side_view import PAGE, cuts
+from tqgguf.runtime.kv.side_view import PAGE, ROLLBACK_TOKENS, cuts
 
 if TYPE_CHECKING:
     from tqgguf.runtime.cache.kv_cache import BlockKVCache
@@ -65,7 +67,7 @@ class BatchBlockKVCache(_BaseCache):
     """
 
     def __init__(self, caches: Sequence[BlockKVCache]) -> None:
-        _check_alike(caches)
+        check_alike(caches, [shape for cache in caches if (shape := shape_of(cache)) is not None])
         self._members = [_Member.of(cache) for cache in caches]
         self._layer, self._window = caches[0].layer, caches[0].window
         self._pool: PagePool | None = None
@@ -157,7 +159,6 @@ class BatchBlockKVCache(_BaseCache):
         if fetched is None:
             self._leave_pool()
             fetched = self._append(keys, values, columns)
-        self._take(columns, n_columns)
         return fetched
 
     def _append(self, keys: mx.array, values: mx.array, columns: Sequence[Columns]) -> tuple[hook.LazyKV, hook.LazyKV]:
@@ -187,7 +188,7 @@ class BatchBlockKVCache(_BaseCache):
             for usage, (by_fallback, unattended) in zip(usages, counted, strict=True):
                 usage.by_fallback, usage.unattended = by_fallback, unattended
             raise
-        self._members = grown  # all or none, whatever interrupts this
+        self.__dict__.update(_members=grown, **self._taken(columns, n_columns))  # all or none, whatever interrupts this
         return fetched[0], fetched[1]
 
     def _grow_pool(
@@ -203,15 +204,26 @@ class BatchBlockKVCache(_BaseCache):
         if not reading.takes_batches(pool.kinds[0].codec, pool.kinds[1].codec, keys.shape[2]):
             return None
         self._last = None  # it holds planes, which would be copied when they are written
-        growth = pool.grow((keys, values), n_own)
-        usage = self._members[0].cache.usage
-        step = PooledStep(pool, growth, keys.shape[2], self._layer, self._window, reading, usage)
-        firsts = [(member.cache.offset - member.cache.n_visible) // PAGE for member in self._members]
-        k, v = (_lazy(pooled_values(reading, growth, side, firsts, growth.new[side].dtype), step) for side in (0, 1))
-        for member, n in zip(self._members, n_own, strict=True):
-            member.cache.offset += n
-        self._last = step
+        pool.settle()
+        usage, n_columns = self._members[0].cache.usage, keys.shape[2]
+        try:
+            growth = pool.grow((keys, values), n_own)
+            step = PooledStep(pool, growth, n_columns, self._layer, self._window, reading, usage)
+            firsts = [(member.cache.offset - member.cache.n_visible) // PAGE for member in self._members]
+            k, v = (
+                _lazy(pooled_values(reading, growth, side, firsts, growth.new[side].dtype), step) for side in (0, 1)
+            )
+            self._follow(pool)
+            self.__dict__.update(_last=step, **self._taken(columns, n_columns))
+        except BaseException:
+            pool.cancel()
+            self._follow(pool)
+            raise
         return k, v
+
+    def _follow(self, pool: PagePool) -> None:
+        for member, offset in zip(self._members, pool.offsets, strict=True):
+            member.cache.offset = offset
 
     def _enter_pool(self, reading: Reading, n_rows: int) -> PagePool | None:
         """Move the sequences into a pool, if that can be done."""
@@ -224,7 +236,8 @@ class BatchBlockKVCache(_BaseCache):
             return None
         window = None if any(cache.keeps_pages for cache in caches) else self._window
         self._counted = [cache.offset for cache in caches]
-        self._pool = PagePool(pairs, self._counted, window, reading)
+        n_back = ROLLBACK_TOKENS if caches[0].settings.rolls_back else 0
+        self._pool = PagePool(pairs, self._counted, window, reading, n_back)
         for member in self._members:
             member.cache.sides = None
         return self._pool
@@ -256,38 +269,52 @@ class BatchBlockKVCache(_BaseCache):
         ends = [n] * len(self._left) if self._to_come is None else self._to_come
         return [(min(n, left), min(n, left + end)) for left, end in zip(self._left, ends, strict=True)]
 
-    def _take(self, columns: list[Columns], n: int) -> None:
-        self._left = [left - min(n, left) for left in self._left]
-        if self._to_come is not None:
-            self._to_come = [end - (hi - lo) for end, (lo, hi) in zip(self._to_come, columns, strict=True)]
+    def _taken(self, columns: Sequence[Columns], n: int) -> dict[str, Any]:
+        """What there is of padding after n columns, by attribute."""
+        left, to_come = [left - min(n, left) for left in self._left], self._to_come
+        if to_come is not None:
+            to_come = [end - (hi - lo) for end, (lo, hi) in zip(to_come, columns, strict=True)]
+        return {"_left": left, "_to_come": to_come}
 
     def filter(self, batch_indices: Iterable[int]) -> None:
         """Keep these sequences only, in this order; negative indices count from the end. RequestError: an index that
-        there is not, or one twice."""
+        there is not, one twice, or none at all."""
         given, n = _entries(batch_indices), len(self._members)
         keep = [i % n for i in given if is_whole(i) and -n <= i < n]
-        if len(keep) < len(given) or len(set(keep)) < len(keep):
-            raise RequestError(f"filter: expected different indices of {n} sequences, found {given}")
+        if not keep or len(keep) < len(given) or len(set(keep)) < len(keep):
+            raise RequestError(f"filter: expected at least one, and different indices of {n} sequences, found {given}")
         self._count()
         for member in self._members:
             member.settle()
-        if self._pool is not None:
-            self._pool.select(keep)
-            self._counted = [self._counted[i] for i in keep]
-        self._members = [self._members[i] for i in keep]
-        self._left = [self._left[i] for i in keep]
+        changed: dict[str, Any] = {name: [getattr(self, name)[i] for i in keep] for name in ("_members", "_left")}
         if self._to_come is not None:
-            self._to_come = [self._to_come[i] for i in keep]
+            changed["_to_come"] = [self._to_come[i] for i in keep]
+        if self._pool is not None:
+            self._pool.settle()
+            pool = changed["_pool"] = copy(self._pool)  # steps of before have the other one
+            pool.select(keep)
+            changed["_counted"] = [self._counted[i] for i in keep]
+        self.__dict__.update(changed)  # all or nothing, whatever interrupts this
 
     def extend(self, other: BatchBlockKVCache) -> None:
         """Add another batch's sequences after these. ValueError: one of them is amid padding; RequestError: caches
         that could not have been merged."""
+        if not isinstance(other, BatchBlockKVCache):
+            raise RequestError(f"extend: expected a batch of block caches, found {type(other).__name__}")
         if self._to_come is not None or other._to_come is not None:
             raise ValueError("a batch of block caches cannot be extended before its right padding is through")
-        _check_alike([member.cache for member in (*self._members, *other._members)])
+        caches = [member.cache for member in (*self._members, *other._members)]
+        check_alike(caches, [*self._shapes(), *other._shapes()])
+        added = [_Member.of(other.extract(i)) for i in range(len(other._members))]
         self._leave_pool()
-        self._members += [_Member.of(other.extract(i)) for i in range(len(other._members))]
-        self._left += other._left
+        self.__dict__.update(_members=[*self._members, *added], _left=[*self._left, *other._left])
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """What `shape_of` has of the sequences that hold tokens."""
+        if self._pool is not None:
+            k, v = self._pool.tails
+            return [(*k.shape[1::2], *v.shape[1::2])]
+        return [shape for member in self._members if (shape := shape_of(member.cache)) is not None]
 
     def extract(self, idx: int) -> BlockKVCache:
         """The cache of one sequence, as it would be had it run alone."""
@@ -307,6 +334,14 @@ class BatchBlockKVCache(_BaseCache):
         made._to_come = None if self._to_come is None else list(self._to_come)
         return made
 
+    def __copy__(self) -> BatchBlockKVCache:
+        """The same: sequences that two batches share could not grow apart."""
+        return self.__deepcopy__({})
+
+    def __repr__(self) -> str:
+        lengths = ", ".join(str(member.cache.offset) for member in self._members)
+        return f"{type(self).__name__}({self._members[0].cache.description}, tokens: {lengths}, {self.nbytes:,} bytes)"
+
     def size(self) -> int:
         return max(member.cache.offset for member in self._members)
 
@@ -314,7 +349,9 @@ class BatchBlockKVCache(_BaseCache):
         return self._pool is None and all(member.cache.empty() for member in self._members)
 
     def is_trimmable(self) -> bool:
-        self._leave_pool()
+        """As `BlockKVCache.is_trimmable`, of every sequence."""
+        if not self._members[0].cache.settings.rolls_back:
+            self._leave_pool()
         return all(member.cache.is_trimmable() for member in self._members)
 
     def trim(self, n: int) -> int:
@@ -334,13 +371,6 @@ class BatchBlockKVCache(_BaseCache):
     def state(self) -> list[Any]:
         """Every sequence's state: what mlx-lm evaluates. `extract` is what can be saved and restored."""
         return [self.extract(i).state for i in range(len(self._members))]
-
-
-def _check_alike(caches: Sequence[BlockKVCache]) -> None:
-    settings = {cache.settings for cache in caches}
-    if len(settings) != 1:
-        found = f"found {len(settings)} different settings"
-        raise RequestError(f"a batch takes block caches of one layer and of the same types, {found}")
 
 
 def _entries(given: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.errors import EncodeError, FormatError, RequestError
+from tqgguf.formats.models.fingerprint import Fingerprint
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.backends import default_reading
@@ -29,8 +30,9 @@ from tqgguf.runtime.kv.float_side import FloatSide
 from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.rows import check_rows, kind_of_rows
-from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole, layer_codec
-from tqgguf.runtime.kv.side_view import PAGE, SideView, first_seen_page
+from tqgguf.runtime.kv.saved import split_state
+from tqgguf.runtime.kv.settings import LayerSettings, layer_codec
+from tqgguf.runtime.kv.side_view import PAGE, ROLLBACK_TOKENS, SideView, first_seen_page
 from tqgguf.runtime.kv.sides import BlockSide, Growth, Waiting
 
 
@@ -40,12 +42,22 @@ class BlockKVCache(_BaseCache):
     channel_scale: f32 [n_kv_heads, head_dim] from a calibration, for K balanced in full. rope: the channels that RoPE
     turns together. tail: if False, queries read their own page as blocks too, wherever the step that brings it fills
     it; every step but the last must then bring whole pages. Fidelity is judged so. keeps_pages: those that no query can
-    see any more stay too, for a prompt that is taken up again earlier.
+    see any more stay too, for a prompt that is taken up again earlier. rolls_back: the last `ROLLBACK_TOKENS` tokens
+    can be trimmed exactly, also over the edge of a page and in layers with a window; for that the rows of the last
+    whole page stay in f16, and a window's pages stay for that much longer. windows: of all layers that are trimmed
+    together, so that each refuses what one of them has to refuse.
     """
 
     keeps_pages = False
     valid_from = 0
     """Position before which rows are no keys or values: what a foreign file left out of its first page."""
+    fingerprint: Fingerprint | None = None
+    """Of the model that it was made for, where that is known."""
+    windows: tuple[int, ...] = ()
+    shortest = 0
+    """Tokens that `trim` must leave, for the sake of rows that a file did not hold."""
+    _furthest = 0
+    """The largest offset that something was trimmed from: windows have freed their pages accordingly."""
 
     def __init__(
         self,
@@ -62,10 +74,12 @@ class BlockKVCache(_BaseCache):
         usage: hook.Usage | None = None,
         reading: Reading | None = None,
         keeps_pages: bool = False,
+        rolls_back: bool = True,
+        windows: Sequence[int] = (),
     ) -> None:
-        self.keeps_pages = keeps_pages
+        self.keeps_pages, self.windows = keeps_pages, tuple(windows)
         (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
-        settings = LayerSettings(types, layer, window, rope, tail)
+        settings = LayerSettings(types, layer, window, rope, tail, rolls_back)
         settings.check()
         self._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
 
@@ -120,7 +134,8 @@ class BlockKVCache(_BaseCache):
         if codec.is_float:
             return FloatSide(codec, self.reading)
         tiled = side == "v" and self.reading.tiles_values(codec)
-        made = BlockSide(codec, types.n_prefix, self.reading, tiled=tiled)
+        rolls_back = self.settings.rolls_back and self.settings.has_tail
+        made = BlockSide(codec, types.n_prefix, self.reading, tiled=tiled, rolls_back=rolls_back)
         if side == "k" and types.balance != "off":
             made.means = Plane()
             if types.balance == "full":
@@ -169,7 +184,7 @@ class BlockKVCache(_BaseCache):
         if isinstance(sides[0], BlockSide) and isinstance(sides[1], BlockSide):
             joined = self.reading.join_sides((sides[0].tail, sides[1].tail), (keys, values))
         k, v = (self._append(*new) for new in zip(("k", "v"), sides, (keys, values), joined, strict=True))
-        if self.keeps_pages and self.window is not None:
+        if self.window is not None:
             first = self.first_needed(self.offset)
             k, v = k.starting_at(first), v.starting_at(first)
         waiting = sides[0].waiting if isinstance(sides[0], BlockSide) else None
@@ -189,8 +204,7 @@ class BlockKVCache(_BaseCache):
         k_side, v_side = sides
         if not (isinstance(k_side, BlockSide) and isinstance(v_side, BlockSide) and k_side.can_grow(n_rows)):
             return None
-        if self.window is not None and self.first_needed(self.offset) > k_side.first_page:
-            return None
+        seen_from = 0 if self.window is None else self.first_needed(self.offset)
         growth = Growth((k_side, v_side), (keys, values))
         scale = _open_scale(k_side)
         late = not self.is_watched and self.reading.grows_late(k_side.codec, v_side.codec, n_rows)
@@ -199,7 +213,8 @@ class BlockKVCache(_BaseCache):
         else:
             k_rows, v_rows = self.reading.join_sides((k_side.tail, v_side.tail), growth.new)
         assert k_rows is not None and v_rows is not None
-        step = self._step(k_side.grown(k_rows), v_side.grown(v_rows), n_rows, scale, None, growth if late else None)
+        k, v = k_side.grown(k_rows, seen_from), v_side.grown(v_rows, seen_from)
+        step = self._step(k, v, n_rows, scale, None, growth if late else None)
         step.open()
         if late:
             self._growth = growth
@@ -208,7 +223,7 @@ class BlockKVCache(_BaseCache):
             for view in (step.k, step.v):
                 view.kept.clear()  # of `dequantise_late`: if the model reads it, it takes up memory
         self.offset += n_rows
-        if not self.keeps_pages and self.first_needed(self.offset) > k_side.first_page:
+        if self.window is not None and not self.keeps_pages and self._first_kept > k_side.first_page:
             self._release()  # not at every step: it joins the rows
         return step
 
@@ -263,11 +278,16 @@ class BlockKVCache(_BaseCache):
         """The first page that a query at `offset` or later can see."""
         return first_seen_page(offset, self.window)
 
+    @property
+    def _first_kept(self) -> int:
+        """The first page that stays although a window has passed it."""
+        return self.first_needed(self.offset - ROLLBACK_TOKENS if self.settings.rolls_back else self.offset)
+
     def _release(self) -> None:
         """Free what no later query can see; the step that was just made keeps its own views."""
         if self.sides is not None and not self.keeps_pages:
             for side in self.sides:
-                side.release(self.first_needed(self.offset))
+                side.release(self._first_kept)
 
     @property
     def start(self) -> int:
@@ -323,24 +343,37 @@ class BlockKVCache(_BaseCache):
         return self.sides is None
 
     def is_trimmable(self) -> bool:
-        """Whether `trim` can go back to any position: true until a window has freed its first page."""
-        return self.start == self.valid_from == 0
+        """Whether `trim` can take back what is fed next: at least `ROLLBACK_TOKENS`, or, without `rolls_back`, anything
+        until a window has freed its first page. mlx-lm asks without a number; `trim` refuses what is too much."""
+        return self.settings.rolls_back or self.start == self.valid_from == 0
 
     def can_go_back(self, length: int) -> bool:
-        """Whether `trim` can leave this many tokens: every page that the next query would see must still be there."""
+        """Whether `trim` can leave this many tokens: every page that the next query would see must still be there, in
+        all layers that are trimmed together."""
         first = 0 if self.window is None else max(0, length - self.window + 1)
-        return self.first_needed(length) * PAGE >= self.start and (not length or first >= self.valid_from)
+        here = self.first_needed(length) * PAGE >= self.start and (not length or first >= self.valid_from)
+        if length == self.offset:
+            return True
+        if not here or length < self.shortest:
+            return False
+        kept_from = max(self._furthest, self.offset) - (ROLLBACK_TOKENS if self.settings.rolls_back else 0)
+        return self.keeps_pages or all(
+            first_seen_page(length, window) >= first_seen_page(kept_from, window) for window in self.windows
+        )
 
     def trims_exactly(self, length: int) -> bool:
-        """Whether `trim` to this many tokens cuts no block: within the last page, or all of it float types."""
-        floats = self.sides is None or all(isinstance(side, FloatSide) for side in self.sides)
-        return floats or length // PAGE == self.offset // PAGE
+        """Whether `trim` to this many tokens cuts no block: within the last page, or the one before while its rows are
+        kept, or all of it float types."""
+        blocks = [side for side in self.sides or () if isinstance(side, BlockSide)]
+        n_pages = self.offset // PAGE - length // PAGE
+        return all(n_pages == 0 or (n_pages == 1 and side.last_page is not None) for side in blocks)
 
     def trim(self, n: int) -> int:
         """Remove the last n tokens (all, if there are fewer) and return how many were removed.
 
-        Exact within the f16 tail. A cut inside an encoded page turns its decoded values into the tail. ValueError: a
-        negative n, or a window has freed pages that the remaining tokens would need.
+        Exact within the f16 tail, and for the last `ROLLBACK_TOKENS` under `rolls_back`: the cache is then as if they
+        had never been fed. A deeper cut inside an encoded page turns its decoded values into the tail. ValueError: a
+        negative n, or a window has freed pages that the remaining tokens would need; nothing is removed then.
         """
         n = operator.index(n)
         if n < 0:
@@ -350,22 +383,35 @@ class BlockKVCache(_BaseCache):
         length = self.offset - n
         if n and self.sides is not None:
             if not self.can_go_back(length):
-                raise ValueError(
-                    f"trim: layer {self.layer} holds tokens from {self.start} on and cannot go back to {length} "
-                    f"with a window of {self.window}"
-                )
+                raise ValueError(self._cannot_go_back(length))
             if length == 0:
                 self.sides = None
             else:
                 for side in self.sides:
                     side.truncate(length)
-        self.offset = length
+        self._furthest, self.offset = max(self._furthest, self.offset), length
         return n
+
+    def _cannot_go_back(self, length: int) -> str:
+        windows = ", ".join(map(str, sorted({*self.windows, *([self.window] if self.window else [])})))
+        return (
+            f"trim: layer {self.layer} holds {self.offset} tokens, those from {self.start} on as rows, and cannot go "
+            f"back to {length}: a window ({windows}) of the model has freed rows before that"
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for K and V."""
         return 0 if self.sides is None else sum(side.nbytes for side in self.sides)
+
+    @property
+    def description(self) -> str:
+        """Layer, types and window in words."""
+        types, window = self.settings.types, self.window
+        return f"layer {self.layer}, {types.type_k}/{types.type_v}{f', window {window}' if window else ''}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.description}, {self.offset} tokens, {self.nbytes:,} bytes)"
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -382,7 +428,7 @@ class BlockKVCache(_BaseCache):
     @state.setter
     def state(self, state: Sequence[Any]) -> None:
         """FormatError or RequestError for anything that `state` cannot have given; the cache is then as it was."""
-        settings, (offset, first_page, channel_scale), rest = _split_state(state)
+        settings, (offset, first_page, channel_scale), rest = split_state(state)
         fresh = BlockKVCache.__new__(BlockKVCache)
         usage, reading = getattr(self, "usage", None), getattr(self, "reading", None)
         fresh._start(settings, channel_scale, usage or hook.Usage(), reading or default_reading())
@@ -399,26 +445,8 @@ class BlockKVCache(_BaseCache):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies (mlx-lm's server makes some) go by the state: a backend's handles cannot be copied."""
-        return type(self).from_state, (self.state,), {"usage": self.usage, "keeps_pages": self.keeps_pages}
-
-
-_EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 8  # entries of a state: a full one has sizes and arrays
-
-
-def _split_state(state: Any) -> tuple[LayerSettings, Sequence[Any], Sequence[Any]]:
-    """A state's settings; offset, first page and given channel scale; both head sizes, whether V is in tiles, and
-    arrays (none if it is empty)."""
-    if not isinstance(state, (list, tuple)) or len(state) not in (_EMPTY, _FULL):
-        found = f"{type(state).__name__} of {len(state)}" if hasattr(state, "__len__") else type(state).__name__
-        raise FormatError(f"cache state: expected a tuple of {_EMPTY} or {_FULL} entries, found {found}")
-    settings = LayerSettings.from_scalars(state[:N_SCALARS])
-    (offset, first_page, scale), rest = state[N_SCALARS:_EMPTY], state[_EMPTY:]
-    numbers = (offset, first_page, *rest[:3])
-    if not all(is_whole(n) and n >= 0 for n in numbers) or (rest and rest[2] not in (0, 1)):
-        raise FormatError(f"cache state: expected numbers >= 0 for its sizes, found {numbers!r}")
-    if first_page * PAGE > offset or (offset and not rest):
-        raise FormatError(f"cache state: {offset} tokens from page {first_page} on cannot be: there are no such rows")
-    return settings, (offset, first_page, scale), rest
+        names = "usage", "keeps_pages", "windows", "shortest", "valid_from", "fingerprint", "_furthest"
+        return type(self).from_state, (self.state,), {name: getattr(self, name) for name in names}
 
 
 def can_go_back(cache: Any, length: int) -> bool:

@@ -18,6 +18,7 @@ from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.readings import Reading
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kv.rope_layout import rope_layouts
+from tqgguf.runtime.models.loaded_model import fingerprint_of, network_of
 
 
 def make_prompt_cache(
@@ -33,34 +34,38 @@ def make_prompt_cache(
     usage: hook.Usage | None = None,
     reading: Reading | None = None,
     keeps_pages: bool = False,
+    rolls_back: bool = True,
 ) -> list[Any]:
     """A prompt cache for any mlx-lm model, to hand to `mlx_lm.generate(..., prompt_cache=...)`.
 
+    model: the model, or what `load_model` gave.
     Layers with full attention or a sliding window get a `BlockKVCache` of the given types; other kinds of cache
     (recurrent layers) stay as the model makes them. Types may differ by layer: see `CacheSpec`. n_prefix: tokens kept
     in f16 at the start (default 4 with a turbo type, else 0). balance: 'off', 'page' or 'full' (default: 'full' for
     turbo K, 'off' for others). channel_scales: `read_calibration(file).scales`, [n_kv_heads, head_dim] by layer; layers
-    without one take theirs from page 0. tail, keeps_pages: see `BlockKVCache`. strict: attention that cannot read
-    blocks is an error. usage: count into this instead. RequestError: an unknown type, or, at the first token, a head
-    size that a type cannot hold (naming the layer).
+    without one take theirs from page 0. tail, keeps_pages, rolls_back: see `BlockKVCache`. strict: attention that
+    cannot read blocks is an error. usage: count into this instead. RequestError: no model, an unknown type, or, at the
+    first token, a head size that a type cannot hold (naming the layer).
     """
+    network = network_of(model)
     spec = CacheSpec(type_k, type_v, n_prefix, balance)
     spec.check()
     hook.install()
     usage = usage or hook.Usage(strict=strict)
-    ropes = dict(enumerate(rope_layouts(model)))
+    ropes = dict(enumerate(rope_layouts(network)))
     if not isinstance(channel_scales, Mapping | None):
         raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
     scales = dict(channel_scales or {})
-    caches = mlx_prompt_cache(model)
+    caches = mlx_prompt_cache(network)
+    fingerprint = fingerprint_of(network)
+    windows = [cache.max_size if _is_sliding(cache) else None for cache in caches]
     for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
-        sliding = type(cache) is RotatingKVCache and cache.keep == 0
-        if type(cache) is KVCache or sliding:
-            caches[layer] = BlockKVCache(
+        if type(cache) is KVCache or windows[layer] is not None:
+            made = caches[layer] = BlockKVCache(
                 types.type_k,
                 types.type_v,
                 layer=layer,
-                window=cache.max_size if sliding else None,
+                window=windows[layer],
                 n_prefix=types.n_prefix,
                 balance=types.balance,
                 rope=ropes.get(layer, NOT_ROTATED),
@@ -69,5 +74,12 @@ def make_prompt_cache(
                 usage=usage,
                 reading=reading,
                 keeps_pages=keeps_pages,
+                rolls_back=rolls_back,
+                windows=sorted({window for window in windows if window is not None}),
             )
+            made.fingerprint = fingerprint
     return caches
+
+
+def _is_sliding(cache: Any) -> bool:
+    return type(cache) is RotatingKVCache and cache.keep == 0

@@ -72,6 +72,9 @@ def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
             done.result()
     for number, layer in held.items():
         _restore(layer, ours[number], *(planes[number, side] for side in SIDES))
+    lengths = [layer.start + layer.window - 1 for layer in held.values() if layer.window is not None and layer.start]
+    for cache in ours.values():
+        cache.shortest = max(lengths, default=0)
 
 
 def _check_settings(layer: int, found: LayerSettings, expected: LayerSettings) -> None:
@@ -240,7 +243,7 @@ def _arrays(planes: _Planes, balance: str) -> list[mx.array | None]:
         arrays.append(_as_mlx(side.page_means))
     if balance == "full":
         arrays += [_as_mlx(side.channel_scale), _as_mlx(side.query_squares)]
-    return arrays
+    return arrays + [None] * (2 if balance == "full" else 1)  # of the last page, snapshots have blocks only
 
 
 def _as_numpy(array: mx.array | None) -> NDArray[Any]:

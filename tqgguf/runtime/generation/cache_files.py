@@ -22,7 +22,7 @@ from tqgguf.formats.snapshots.write import write_snapshot
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers
-from tqgguf.runtime.models.loaded_model import LoadedModel
+from tqgguf.runtime.models.loaded_model import LoadedModel, network_of
 
 
 def save_prompt_cache(
@@ -36,12 +36,14 @@ def save_prompt_cache(
 
     tokens: the ids [n] that were evaluated, one for each token held (default: unknown). model: what `load_model` gave;
     the file then says which model it belongs to. RequestError: another number of tokens, ids that are none, caches of
-    another kind or not of this model's layers, or a file that is no prompt cache and so is not replaced; TqggufError:
-    the file cannot be written.
+    another kind or not of this model, or a file that is no prompt cache and so is not replaced; FormatError: numbers
+    that are not finite; TqggufError: the file cannot be written. A file that was there then stays as it was.
     """
     path = os.fsdecode(file_name)
     if model is not None and not isinstance(model, LoadedModel):
         raise RequestError(f"model: expected what tqgguf.load_model gave, found {type(model).__name__}")
+    if not isinstance(cache, Sequence):
+        raise RequestError(f"cache: expected a list of caches, one for each layer, found {type(cache).__name__}")
     offsets = {c.offset for c in cache if isinstance(c, BlockKVCache)}
     if len(offsets) != 1:
         raise RequestError(f"expected caches of tqgguf.make_prompt_cache that hold as many tokens, found {offsets}")
@@ -60,6 +62,7 @@ def save_prompt_cache(
         fingerprint=None if model is None else model.fingerprint,
     )
     _check_model(path, snapshot, model)
+    _check_made_for(cache, model)
     check_replaceable(path)
     write_snapshot(path, snapshot)
 
@@ -86,6 +89,20 @@ def _check_model(path: str, snapshot: Snapshot, model: LoadedModel | None) -> No
         check_model(path, snapshot, config.architecture, model.fingerprint, shapes, config.vocab_size)
 
 
+def _check_made_for(cache: Sequence[Any], model: LoadedModel | None) -> None:
+    """RequestError where a layer's cache was made for another model than this, even of the same sizes."""
+    if model is None or model.fingerprint is None:
+        return
+    for made in cache:
+        other = made.fingerprint if isinstance(made, BlockKVCache) else None
+        differing = () if other is None else other.differences(model.fingerprint)
+        if differing:
+            raise RequestError(
+                f"layer {made.layer}: its cache was made for another model: expected this model's "
+                f"{' and '.join(differing)}, found others; give the model that the cache was made for"
+            )
+
+
 def load_prompt_cache(
     file_name: str | os.PathLike[str], model: Any, *, return_tokens: bool = False
 ) -> list[Any] | tuple[list[Any], list[int]]:
@@ -95,11 +112,9 @@ def load_prompt_cache(
     return_tokens: also the token ids that the cache holds (-1: unknown). FormatError: the file is damaged;
     RequestError: it is another model's; TqggufError: it cannot be read.
     """
-    path = os.fsdecode(file_name)
+    path, network = os.fsdecode(file_name), network_of(model)
     snapshot = open_snapshot(path)
-    network = model
     if isinstance(model, LoadedModel):
-        network = model.model
         _check_model(path, snapshot, model)
     n_layers = len(network.layers)
     spec = spec_of(snapshot, n_layers)

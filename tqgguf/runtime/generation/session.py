@@ -137,6 +137,7 @@ class Session:
             channel_scales=self.channel_scales,
             usage=self.usage,
             keeps_pages=self.keeps_pages,
+            rolls_back=False,  # prompts go back to the edge of a page, and no draft is taken back
             reading=self.reading,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -45,7 +45,7 @@ class PoolGrowth:
 
 class PagePool:
     """sides: of every sequence, with rows, without pages that wait; offsets: the tokens that they hold. window: pages
-    that no later query sees through it are given up; None: all stay."""
+    that no later query sees through it are given up; None: all stay. n_back: tokens that queries may go back."""
 
     def __init__(
         self,
@@ -53,12 +53,14 @@ class PagePool:
         offsets: Sequence[int],
         window: int | None,
         joiner: BatchJoiner,
+        n_back: int = 0,
     ) -> None:
         self.kinds = _without_rows(sides[0][0]), _without_rows(sides[0][1])
         """A side of K and one of V that say what all are."""
         self.offsets = list(offsets)
         self.scales = [k.scale for k, _ in sides]
-        self._window, self._joiner = window, joiner
+        self._window, self._joiner, self._n_back = window, joiner, n_back
+        self._last_pages = [(k.last_page, v.last_page) for k, v in sides]
         self._first_pages = [k.first_page for k, _ in sides]
         self._slots: list[list[int]] = []
         n_slots = 0
@@ -66,6 +68,7 @@ class PagePool:
             held = range(n_slots, n_slots + k.codes.length)
             self._slots.append([0] * k.first_page + list(held))
             n_slots = held.stop
+        self._n_slots = n_slots
         self._free: list[int] = []
         self._planes = [
             [_pooled([side.planes[i] for side in of]) for i in range(len(of[0].planes))]
@@ -119,9 +122,15 @@ class PagePool:
     def grow(self, new: Pair, n_own: Sequence[int]) -> PoolGrowth:
         """Rows for which `can_grow`, [sequences, n_kv_heads, rows, head_dim]; `take` is told when they are joined."""
         self.settle()
-        growth = self._growth = PoolGrowth(self.pages, tuple(self.offsets), tuple(n_own), self.tails, new)
-        self.offsets = [offset + n for offset, n in zip(self.offsets, n_own, strict=True)]
+        growth = PoolGrowth(self.pages, tuple(self.offsets), tuple(n_own), self.tails, new)
+        offsets = [offset + n for offset, n in zip(self.offsets, n_own, strict=True)]
+        self.__dict__.update(_growth=growth, offsets=offsets)  # both or neither, whatever interrupts this
         return growth
+
+    def cancel(self) -> None:
+        """Forget the rows that nobody has joined."""
+        if self._growth is not None:
+            self.__dict__.update(offsets=list(self._growth.offsets), _growth=None)
 
     def observe(self, growth: PoolGrowth, q: mx.array) -> None:
         """Count a step's queries [sequences, n_heads, rows, head_dim] where they are still to decide a scale."""
@@ -135,10 +144,11 @@ class PagePool:
         growth.joined = tails
         if self._growth is not growth:
             return
-        self._growth, self.tails = None, tails
-        for i, (offset, n) in enumerate(zip(self.offsets, growth.n_own, strict=True)):
-            if n and offset % PAGE == 0:
-                self._fill(i)
+        changed: dict[str, Any] = {"_growth": None, "tails": tails}
+        filled = [i for i, n in enumerate(growth.n_own) if n and self.offsets[i] % PAGE == 0]
+        if filled:
+            changed |= self._filled(filled, tails)
+        self.__dict__.update(changed)  # all or nothing, whatever interrupts this: the step is then joined again
 
     def settle(self) -> None:
         """Join the rows that nobody has joined."""
@@ -146,35 +156,61 @@ class PagePool:
         if growth is not None:
             self.take(growth, self._joiner.join_batch(growth.tails, growth.new, growth.offsets, growth.n_own))
 
-    def _fill(self, i: int) -> None:
-        page = len(self._slots[i])
+    def _filled(self, which: Sequence[int], tails: Pair) -> dict[str, Any]:
+        """Encode the pages that these sequences have filled; the attributes that say so. Planes are written at once,
+        in places that are nobody's until then."""
         self._pages = None  # who holds a plane makes writing it a copy
-        slot = self._free.pop() if self._free else self._planes[0][0].length
-        for s, kind in enumerate(self.kinds):
-            side = self._side(s, i, page)
-            rows = self.tails[s][i]
-            side.append(rows[None], rows)
-            if side.waiting is not None:
-                side.waiting.view()
-            for plane, new in zip(self._planes[s], side.planes, strict=True):
-                assert new.array is not None
-                plane.put(slot, new.array[:1])
-            prefixes = self._prefixes[s]
-            if page == 0 and prefixes is not None:
-                prefixes = self._prefixes[s] = mx.array(prefixes)  # ours alone: the assignment changes it
-                prefixes[i] = rows[:, : kind.n_prefix]
-        self._slots[i].append(slot)
-        needed = first_seen_page(self.offsets[i], self._window)
-        for gone in range(self._first_pages[i], needed):
-            self._free.append(self._slots[i][gone])
-        self._first_pages[i] = max(needed, self._first_pages[i])
+        made = {i: (self._encoded(0, i, tails), self._encoded(1, i, tails)) for i in which}
+        free, n_slots, slots, first_pages = list(self._free), self._n_slots, list(self._slots), list(self._first_pages)
+        scales, last_pages, prefixes = list(self.scales), list(self._last_pages), list(self._prefixes)
+        for i, sides in made.items():
+            slot = free.pop() if free else n_slots
+            n_slots = max(n_slots, slot + 1)
+            for s, (kind, side) in enumerate(zip(self.kinds, sides, strict=True)):
+                for plane, new in zip(self._planes[s], side.planes, strict=True):
+                    assert new.array is not None
+                    plane.put(slot, new.array[:1])
+                held = prefixes[s]
+                if not self._slots[i] and held is not None:
+                    held = prefixes[s] = mx.array(held)  # ours alone: the assignment changes it
+                    held[i] = tails[s][i, :, : kind.n_prefix]
+            slots[i] = [*slots[i], slot]
+            scales[i], last_pages[i] = sides[0].scale, (sides[0].last_page, sides[1].last_page)
+            needed = first_seen_page(self.offsets[i] - self._n_back, self._window)
+            free += slots[i][first_pages[i] : needed]
+            first_pages[i] = max(needed, first_pages[i])
+        return {
+            "_free": free,
+            "_n_slots": n_slots,
+            "_slots": slots,
+            "_first_pages": first_pages,
+            "scales": scales,
+            "_last_pages": last_pages,
+            "_prefixes": prefixes,
+        }
+
+    def _encoded(self, s: int, i: int, tails: Pair) -> BlockSide:
+        """A side that holds nothing but the page that a sequence has filled."""
+        side, rows = self._side(s, i, len(self._slots[i])), mx.contiguous(tails[s][i])
+        side.append(rows[None], rows)
+        if side.waiting is not None:
+            side.waiting.view()
+        return side
 
     def _side(self, s: int, i: int, first_page: int) -> BlockSide:
         """A side of a sequence without rows."""
         kind = self.kinds[s]
-        means, scale = None if kind.means is None else Plane(), self.scales[i] if s == 0 else None
+        held = self.scales[i] if s == 0 else None
+        means, scale = None if kind.means is None else Plane(), None if held is None else held.copy()
         return BlockSide(
-            kind.codec, kind.n_prefix, kind.encoder, first_page, means=means, scale=scale, tiled=kind.tiled
+            kind.codec,
+            kind.n_prefix,
+            kind.encoder,
+            first_page,
+            means=means,
+            scale=scale,
+            tiled=kind.tiled,
+            rolls_back=kind.rolls_back,
         )
 
     def sides_of(self, i: int) -> tuple[BlockSide, BlockSide]:
@@ -186,8 +222,7 @@ class PagePool:
         made = []
         for s in range(2):
             side = self._side(s, i, first)
-            if side.scale is not None:
-                side.scale = side.scale.copy()
+            side.last_page = self._last_pages[i][s]
             if slots:
                 for plane, held in zip(side.planes, self._planes[s], strict=True):
                     assert held.array is not None
@@ -203,26 +238,31 @@ class PagePool:
     def select(self, keep: Sequence[int]) -> None:
         """Keep these sequences only, in this order."""
         self.settle()
-        self._pages = None
         gone = set(range(len(self.offsets))) - set(keep)
-        self._free += [slot for i in gone for slot in self._slots[i][self._first_pages[i] :]]
         at = mx.array(list(keep), dtype=mx.int32)
-        self.tails = self.tails[0][at], self.tails[1][at]
-        self._prefixes = [None if prefixes is None else prefixes[at] for prefixes in self._prefixes]
-        self.offsets, self.scales = [self.offsets[i] for i in keep], [self.scales[i] for i in keep]
-        self._slots, self._first_pages = [self._slots[i] for i in keep], [self._first_pages[i] for i in keep]
+        changed: dict[str, Any] = {
+            name: [getattr(self, name)[i] for i in keep]
+            for name in ("offsets", "scales", "_slots", "_first_pages", "_last_pages")
+        }
+        changed["_free"] = self._free + [slot for i in gone for slot in self._slots[i][self._first_pages[i] :]]
+        changed["tails"] = self.tails[0][at], self.tails[1][at]
+        changed["_prefixes"] = [None if prefixes is None else prefixes[at] for prefixes in self._prefixes]
+        self.__dict__.update(changed, _pages=None)
 
     @property
     def nbytes(self) -> int:
         planes = [plane for of in self._planes for plane in of]
         scales = [scale.value for scale in self.scales if scale is not None]
-        return sum(x.nbytes for x in (*planes, *self.tails, *self._prefixes, *scales) if x is not None)
+        last = [array for pair in self._last_pages for page in pair if page is not None for array in page.arrays]
+        return sum(x.nbytes for x in (*planes, *self.tails, *self._prefixes, *scales, *last) if x is not None)
 
 
 def _without_rows(side: BlockSide) -> BlockSide:
     """Its kind; the arrays themselves would stay in memory for it."""
     means, scale = None if side.means is None else Plane(), side.scale and ChannelScale(side.scale.layout)
-    return BlockSide(side.codec, side.n_prefix, side.encoder, means=means, scale=scale, tiled=side.tiled)
+    made = BlockSide(side.codec, side.n_prefix, side.encoder, means=means, scale=scale, tiled=side.tiled)
+    made.rolls_back = side.rolls_back
+    return made
 
 
 def _pooled(planes: Sequence[Plane]) -> Plane:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from numbers import Integral
 from typing import Any
 
 from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout
@@ -11,6 +12,7 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.errors import FormatError, RequestError
+from tqgguf.formats.gguf.errors import shown
 
 
 def layer_codec(cache_type: str, head_dim: int, side: Side, layer: int) -> Codec:
@@ -46,13 +48,15 @@ def types_to_keep(layers: Sequence[LayerShape], spec: CacheSpec) -> CacheSpec:
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """window: keys that a query sees (None: all). rope: channels that RoPE turns together. has_tail: `BlockKVCache`."""
+    """window: keys that a query sees (None: all). rope: channels that RoPE turns together. has_tail, rolls_back:
+    `BlockKVCache`."""
 
     types: LayerTypes
     layer: int = 0
     window: int | None = None
     rope: RopeLayout = NOT_ROTATED
     has_tail: bool = True
+    rolls_back: bool = True
 
     def check(self) -> None:
         """RequestError for numbers that cannot be."""
@@ -64,7 +68,13 @@ class LayerSettings:
 
     def scalars(self) -> tuple[Any, ...]:
         """Strings and whole numbers that `from_scalars` takes."""
-        numbers = (self.layer, self.window or 0, *map(int, astuple(self.rope)), int(self.has_tail))
+        numbers = (
+            self.layer,
+            self.window or 0,
+            *map(int, astuple(self.rope)),
+            int(self.has_tail),
+            int(self.rolls_back),
+        )
         return (*astuple(self.types), *numbers)
 
     @classmethod
@@ -72,10 +82,11 @@ class LayerSettings:
         """FormatError or RequestError for anything that `scalars` cannot have given."""
         type_k, type_v, balance, n_prefix, *numbers = scalars
         if not all(is_whole(n) and n >= 0 for n in numbers):
-            raise FormatError(f"cache state: expected numbers >= 0 after the types, found {numbers!r}")
-        layer, window, rope_dims, traditional, has_tail = (int(n) for n in numbers)
+            raise FormatError(f"cache state: expected numbers >= 0 after the types, found {shown(numbers)}")
+        layer, window, rope_dims, traditional, has_tail, rolls_back = (int(n) for n in numbers)
         (types,) = CacheSpec(type_k, type_v, n_prefix, balance).resolve(1)
-        settings = cls(types, layer, window or None, RopeLayout(rope_dims, bool(traditional)), bool(has_tail))
+        rope = RopeLayout(rope_dims, bool(traditional))
+        settings = cls(types, layer, window or None, rope, bool(has_tail), bool(rolls_back))
         settings.check()
         return settings
 
@@ -85,4 +96,4 @@ N_SCALARS = len(fields(LayerTypes)) + len(fields(LayerSettings)) - 2 + len(field
 
 def is_whole(value: Any) -> bool:
     """Whether it is an integer of any kind, and no truth value."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)

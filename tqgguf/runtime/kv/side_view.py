@@ -19,6 +19,10 @@ from tqgguf.runtime.kv.balance import unbalance_pages
 
 PAGE = PAGE_TOKENS
 
+ROLLBACK_TOKENS = PAGE
+"""Tokens that can be taken back as if they had never been fed: the length of a draft, with room to spare. More would
+take more rows in f16 than those of the last whole page."""
+
 
 @dataclass(frozen=True)
 class SideView:

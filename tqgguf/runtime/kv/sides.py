@@ -19,7 +19,7 @@ from tqgguf.formats.errors import FormatError
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_rows, to_tiles
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv.planes import Plane
-from tqgguf.runtime.kv.saved import as_saved, expect
+from tqgguf.runtime.kv.saved import as_saved, expect, expect_squares
 from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 
@@ -93,6 +93,19 @@ class Growth:
         self.rows = self.sides[0].tail, self.sides[1].tail = rows
 
 
+@dataclass(frozen=True)
+class LastPage:
+    """The last whole page as it was before it was encoded. rows: f16 [n_kv_heads, PAGE, head_dim]. scale: of page 0,
+    the channel scale while the page was still to decide it."""
+
+    rows: mx.array
+    scale: ChannelScale | None = None
+
+    @property
+    def arrays(self) -> tuple[mx.array, mx.array | None]:
+        return self.rows, None if self.scale is None else self.scale.query_squares
+
+
 @dataclass
 class BlockSide:
     """Whole pages as blocks, the last unfilled page and the exact prefix in f16.
@@ -114,7 +127,12 @@ class BlockSide:
     waiting: Waiting | None = None
     tiled: bool = False
     """Whether codes are held in the order of `kernels.tiles`."""
+    rolls_back: bool = False
+    """Whether `last_page` is kept, which makes cuts inside that page exact."""
+    last_page: LastPage | None = None
     _last_view: SideView | None = None
+    _cut_view: SideView | None = None
+    """`_last_view` without the pages in front that no query sees."""
 
     @property
     def end_page(self) -> int:
@@ -145,22 +163,31 @@ class BlockSide:
         n_held = self.tail.shape[1]
         return n_held + n_rows < PAGE and (n_held >= self.n_prefix or self.end_page > 0)
 
-    def grown(self, rows: mx.array) -> SideView:
-        """What a step reads that `can_grow` holds for, by its tail with the new rows (or without them yet)."""
+    def grown(self, rows: mx.array, seen_from: int = 0) -> SideView:
+        """What a step reads that `can_grow` holds for, by its tail with the new rows (or without them yet): the pages
+        from `seen_from` on."""
         last, codes = self._last_view, self.codes.read()
         scale = self.channel_scale
         same = last is not None and last.codes is codes and last.prefix is self.prefix and last.channel_scale is scale
         if last is None or not same or last.rows_start != self.end_page * PAGE:
             last = self._last_view = self._view(rows, self.end_page * PAGE)
-        return last.with_rows(rows)
+            self._cut_view = None
+        if seen_from <= self.first_page:
+            return last.with_rows(rows)
+        cut = self._cut_view
+        if cut is None or cut.pages_start != seen_from:
+            cut = self._cut_view = last.starting_at(seen_from)
+        return cut.with_rows(rows)
 
     def encode_waiting(self, rows: mx.array) -> SideView:
         """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""
         assert self.scale is not None
-        page = rows[:, :PAGE]
+        page, open_scale = rows[:, :PAGE], self.scale.copy()
         self.scale.fix(page, self.encoder.page_mean(page, self.n_prefix), self.n_prefix)
         self.waiting = None
         self._encode_pages(rows)
+        if self.last_page is not None and self.end_page == 1:
+            self.last_page = LastPage(self.last_page.rows, open_scale)
         return self._view(rows, 0)
 
     def _encode_pages(self, rows: mx.array) -> None:
@@ -174,11 +201,15 @@ class BlockSide:
                 scale=self.channel_scale,
                 **({"tiled": True} if self.tiled else {}),
             )
-            self._last_view = None  # who holds a slice of a plane makes its next append a copy
+            self._last_view = self._cut_view = None  # who holds a slice of a plane makes its next append a copy
             self.codes.append(codes)
             self.scales.append(scales)
             if self.means is not None and means is not None:
                 self.means.append(means)
+            if self.rolls_back:
+                page = rows[:, end - PAGE : end]
+                # a copy where there are others: a slice would keep all rows alive
+                self.last_page = LastPage(page if rows.shape[1] == PAGE else mx.contiguous(page))
         rest = rows.shape[1] - end
         if rest and end:
             rows = rows[:, end:]
@@ -213,14 +244,20 @@ class BlockSide:
             self.prefix = None
 
     def truncate(self, length: int) -> None:
-        """Keep the tokens before `length`. A cut inside an encoded page turns its decoded values into the tail."""
+        """Keep the tokens before `length`. A cut inside an encoded page brings its rows back where they are kept; else
+        its decoded values become the tail."""
         page, rest = divmod(length, PAGE)
         if page >= self.end_page:
             self.tail = self.tail[:, :rest] if self.tail is not None and rest else None
         else:
             slot = page - self.first_page
             tail = None
-            if rest:
+            last, self.last_page = self.last_page, None
+            if last is not None and page == self.end_page - 1:
+                tail = last.rows[:, :rest] if rest else None
+                if last.scale is not None:
+                    self.scale = last.scale.copy()
+            elif rest:
                 tail = self._view(mx.zeros((0,)), 0).decoded(page, page + 1).astype(mx.float16)[:, :rest]
                 if page == 0 and self.prefix is not None:
                     tail = mx.concatenate([self.prefix, tail[:, self.prefix.shape[1] :]], axis=1)[:, :rest]
@@ -245,15 +282,19 @@ class BlockSide:
 
     @property
     def nbytes(self) -> int:
-        scale = self.channel_scale
-        return sum(x.nbytes for x in (*self.planes, self.prefix, self.tail, scale) if x is not None)
+        """Of everything that is held, the rows of the last page included."""
+        last = () if self.last_page is None else self.last_page.arrays
+        held = (*self.planes, self.prefix, self.tail, self.channel_scale, *last)
+        return sum(x.nbytes for x in held if x is not None)
 
     def arrays(self) -> tuple[mx.array | None, ...]:
         """What `restore` needs, without spare capacity, codes in the order in which they are held; of a balanced side
-        its means, and what its scale has, too."""
+        its means, and what its scale has, too; then what `LastPage` has."""
         means = () if self.means is None else (self.means.read(),)
         scale = () if self.scale is None else (self.scale.value, self.scale.query_squares)
-        return (self.codes.read(), self.scales.read(), self.prefix, self.tail, *means, *scale)
+        last_rows, last_squares = (None, None) if self.last_page is None else self.last_page.arrays
+        last = (last_rows,) if self.scale is None else (last_rows, last_squares)
+        return (self.codes.read(), self.scales.read(), self.prefix, self.tail, *means, *scale, *last)
 
     def row_codes(self) -> mx.array | None:
         """Codes of the whole pages, row by row."""
@@ -263,11 +304,12 @@ class BlockSide:
     def restore(self, first_page: int, offset: int, saved: Sequence[Any], tiled: bool = False) -> None:
         """Take over what `arrays` gave of `offset` tokens, codes `tiled` or row by row. FormatError for anything else,
         before anything changes."""
-        codec = self.codec
+        codec, open_scale = self.codec, None
         if tiled and not can_be_tiled(codec):
             raise FormatError(f"cache state: expected rows of {codec.cache_type}, found tiles, which it has not")
-        n_expected = 4 + (self.means is not None) + 2 * (self.scale is not None)
+        n_expected = 5 + (self.means is not None) + 3 * (self.scale is not None)
         codes, scales, prefix, tail, *balance = as_saved(saved, n_expected)
+        last = [balance.pop() for _ in range(1 if self.scale is None else 2)][::-1]
         n_heads = next((a.shape[axis] for a, axis in ((codes, 1), (tail, 0), (prefix, 0)) if a is not None), 0)
         pages = offset // PAGE - first_page
         n_prefix = min(self.n_prefix, offset) if first_page == 0 else 0
@@ -278,16 +320,18 @@ class BlockSide:
         if self.means is not None:
             expect("page means", balance[0], (pages, n_heads, codec.head_dim), mx.float16)
         if self.scale is not None:
-            value, squares = balance[1:]
+            is_given, (value, squares) = not self.scale.is_open, balance[1:]
             if value is not None or pages:
                 expect("the channel scale", value, (n_heads, codec.head_dim), mx.float32)
                 checked_scale(value, "cache state")
-            if squares is not None:
-                n_counted = squares.shape[1] if squares.ndim == 3 and value is None else 0
-                expect("squares of queries", squares, (n_heads, min(n_counted, offset), codec.head_dim), mx.float32)
-                if not mx.all(squares >= 0):
-                    raise FormatError("cache state: squares of queries: expected numbers >= 0, found others")
+            expect_squares(squares, n_heads, min(offset, PAGE) if value is None else 0, codec.head_dim)
+            opened = offset // PAGE == 1 and first_page == 0 and not is_given and last[0] is not None
+            expect_squares(last[1], n_heads, PAGE if opened else 0, codec.head_dim)
+            open_scale = ChannelScale(self.scale.layout, None, last[1]) if opened else None
             self.scale = replace(self.scale, value=value, query_squares=squares)
+        if last[0] is not None:
+            expect("the last page", last[0], (n_heads, PAGE if pages else 0, codec.head_dim), mx.float16)
+            self.last_page = LastPage(last[0], open_scale) if self.rolls_back else None
         if self.means is not None:
             self.means = Plane(balance[0], pages)
         self.first_page = first_page
@@ -312,7 +356,10 @@ class BlockSide:
             scale,
             self.waiting,
             self.tiled,
+            self.rolls_back,
+            self.last_page,
             self._last_view,
+            self._cut_view,
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import mlx.core as mx
 
 from tqgguf.formats.blocks.kv_size import LayerShape
+from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.fingerprint import Fingerprint
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 
@@ -47,6 +48,25 @@ class ServedConfig(Protocol):
         """The sizes of every attention layer's KV cache."""
 
 
+_FINGERPRINT = "_tqgguf_fingerprint"
+"""Attribute of an mlx-lm model, so that caches know what they were made for."""
+
+
+def fingerprint_of(model: Any) -> Fingerprint | None:
+    """Of an mlx-lm model that was loaded here; None for others."""
+    return getattr(model, _FINGERPRINT, None)
+
+
+def network_of(model: Any) -> Any:
+    """The mlx-lm model, of itself or of a `LoadedModel`. RequestError: it is neither."""
+    network = model.model if isinstance(model, LoadedModel) else model
+    if not (hasattr(network, "layers") or hasattr(network, "make_cache")):
+        raise RequestError(
+            f"model: expected an mlx-lm model, or what tqgguf.load_model gave, found {type(model).__name__}"
+        )
+    return network
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """`model` maps token ids [1, n] and a cache to logits [1, n, vocabulary]. fingerprint: what it is known by."""
@@ -55,6 +75,10 @@ class LoadedModel:
     tokenizer: TextTokenizer
     config: ServedConfig
     fingerprint: Fingerprint | None = None
+
+    def __post_init__(self) -> None:
+        if self.fingerprint is not None:
+            setattr(self.model, _FINGERPRINT, self.fingerprint)
 
     def fill(self, tokens: mx.array, cache: list[Any]) -> None:
         """Have the cache hold tokens [1, n] too, once it is evaluated; their logits are not wanted."""
