@@ -313,7 +313,7 @@ def test_default_caches_that_the_heads_cannot_have_are_left_out(
     ("flags", "message"),
     [
         (["-p", "0", "-n", "0", "--match", "0"], "nothing is left to measure"),
-        (["-p", "1k"], "-p: expected numbers from 0 to"),
+        (["-p", "1kB"], "-p: expected numbers from 0 to"),
         (["-d", "4096", "-p", "64"], "-d, -p, -n: 4,160 tokens stand together; expected at most 4,096"),
         (["--cache-types", "sim:kivi4"], "sim:kivi4: imitated caches have no speed and no bytes"),
         (["--cache-types", "q8_0", "-ctk", "f16"], "leave one out"),

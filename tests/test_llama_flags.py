@@ -20,7 +20,7 @@ RECORDED = [
     if not line.startswith("#")
 ]
 ROWS = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
-SAMPLE = {"text": "x", "integer": "7", "number": "0.25"}
+SAMPLE = {"text": "x", "integer": "7", "tokens": "7", "number": "0.25"}
 
 
 def options_of_run() -> list[Any]:
@@ -189,9 +189,11 @@ def test_help_and_version_need_nothing_else_to_be_right_after_them() -> None:
         (["-ctx", "5"], "unknown flag -ctx, did you mean -ct"),
         (["--qqqqqqq"], "unknown flag --qqqqqqq; `tqgguf run --help` lists all"),
         (["hello"], "unexpected argument 'hello'; a prompt goes after -p, a file with one after -f"),
-        (["-c"], "-c: expected a value after it (integer), found the end"),
+        (["-c"], "-c: expected a value after it (tokens), found the end"),
         (["--control-vector-layer-range", "1"], "expected a value after it (integer integer), found the end"),
-        (["-c", "4k"], "-c: expected a whole number, found '4k'"),
+        (["-c", "4kB"], "-c: expected a whole number, found '4kB' (8k stands for 8,192 tokens)"),
+        (["-c", "0.3k"], "-c: expected a whole number, found '0.3k'"),
+        (["-t", "1k"], "-t: expected a whole number, found '1k'"),
         (["-c", ""], "-c: expected a whole number, found ''"),
         (["-c", "1_000"], "-c: expected a whole number, found '1_000'"),
         (["-c", "-n", "5"], "-c: expected a whole number, found '-n'"),

@@ -19,8 +19,9 @@ from tqgguf.cli.main import main
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape, kv_bytes
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.planning.machine_memory import machine_bytes, parse_bytes
+from tqgguf.formats.planning.machine_memory import machine_bytes
 from tqgguf.formats.planning.memory_plan import longest_context, peak_bytes
+from tqgguf.formats.quantities import parse_bytes, parse_count
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import open_model
 
@@ -282,6 +283,19 @@ def test_sizes_of_memory(text: str, n_bytes: int) -> None:
 def test_what_is_no_size_of_memory(text: str) -> None:
     with pytest.raises(RequestError, match="expected a size of memory"):
         parse_bytes("--memory", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [("8192", 8192), ("8k", 8192), ("32K", 32768), ("1.5k", 1536), ("1m", 2**20), ("-1", -1), ("+7", 7), ("0", 0)],
+)
+def test_counts_of_tokens(text: str, n: int) -> None:
+    assert parse_count(text) == n
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1k", "0.3k", "8kB", "8 k", "1G", "1e3", "1_000", "٣k", "8k8"])
+def test_what_is_no_count_of_tokens(text: str) -> None:
+    assert parse_count(text) is None
 
 
 def test_a_limit_of_the_control_group_is_this_machines_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

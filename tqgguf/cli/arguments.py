@@ -17,6 +17,7 @@ from tqgguf.cli.llama_flags import FLAGS, SWITCH, SWITCH_OR_AUTO, Fate, Flag
 from tqgguf.cli.other_flags import ELSEWHERE
 from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.quantities import parse_count
 
 _ON = ("on", "enabled", "true", "1")
 _OFF = ("off", "disabled", "false", "0")
@@ -181,6 +182,11 @@ def _check_values(given: _Given) -> None:
         if kind == "integer":
             if not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
                 raise RequestError(f"{given.spelled}: expected a whole number, found {value!r}")
+        elif kind == "tokens":
+            if parse_count(value) is None:
+                raise RequestError(
+                    f"{given.spelled}: expected a whole number, found {value!r} (8k stands for 8,192 tokens)"
+                )
         elif kind == "number":
             try:
                 number = float(value)
@@ -196,8 +202,10 @@ def _check_values(given: _Given) -> None:
 
 
 def _plain(given: _Given) -> list[str]:
-    """The values as typer is to see them: words in their one spelling."""
+    """The values as typer is to see them: words in their one spelling, counts of tokens as plain numbers."""
     return [
-        value if kind in ("integer", "number", "text", "file") else _word(given.spelled, value, kind)
+        str(parse_count(value)) if kind == "tokens"
+        else value if kind in ("integer", "number", "text", "file")
+        else _word(given.spelled, value, kind)
         for kind, value in zip(given.flag.takes, given.values, strict=True)
-    ]
+    ]  # fmt: skip

@@ -41,7 +41,7 @@ BENCH_FLAGS: tuple[Flag, ...] = (
     _own("-ctk --cache-type-k", "text"),
     _own("-ctv --cache-type-v", "text"),
     _own("--cache-types", "text"),
-    _own("--match", "integer"),
+    _own("--match", "tokens"),
     _own("--match-prompts", "integer"),
     _own("--no-memory"),
     _own("-o --output", "|".join(FORMS)),

@@ -34,7 +34,8 @@ def calibrate(
     ctx: typer.Context,
     model: options.Model = None,
     n_ctx: Annotated[
-        int, option(MODEL_HEADING, "Tokens of a window; 0: the model's whole context.", "-c", "--ctx-size")
+        int,
+        option(MODEL_HEADING, "Tokens of a window, as 2048 or 2k; 0: the model's whole context.", "-c", "--ctx-size"),
     ] = _DEFAULT.n_ctx,
     n_chunks: Annotated[
         int, option(MODEL_HEADING, "Windows, evenly spread over the text; -1: all.", "--chunks")

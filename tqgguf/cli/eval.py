@@ -38,7 +38,8 @@ def evaluate(
     ctx: typer.Context,
     model: options.Model = None,
     n_ctx: Annotated[
-        int, option(MODEL_HEADING, "Tokens of a window; 0: the model's whole context.", "-c", "--ctx-size")
+        int,
+        option(MODEL_HEADING, "Tokens of a window, as 2048 or 2k; 0: the model's whole context.", "-c", "--ctx-size"),
     ] = _DEFAULT.n_ctx,
     n_chunks: Annotated[
         int,

@@ -30,7 +30,7 @@ class Fate(Enum):
 @dataclass(frozen=True)
 class Flag:
     """One flag. `takes` holds a kind for each of its values: text, file (a name), integer, number,
-    or words separated by |."""
+    tokens (an integer, or one such as 8k), or words separated by |."""
 
     names: tuple[str, ...]
     negatives: tuple[str, ...]
@@ -141,11 +141,11 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _accepted(_CORES, "--prio-batch", "integer"),
     _accepted(_CORES, "--poll-batch", "integer"),
     # context and evaluation
-    _implemented("-c --ctx-size", "integer", env="CTX_SIZE"),
-    _implemented("-n --predict --n-predict", "integer", env="N_PREDICT"),
-    _implemented("-b --batch-size", "integer", env="BATCH"),
-    _implemented("-ub --ubatch-size", "integer", env="UBATCH"),
-    _accepted("there is no context shift, so the whole prompt is kept", "--keep", "integer"),
+    _implemented("-c --ctx-size", "tokens", env="CTX_SIZE"),
+    _implemented("-n --predict --n-predict", "tokens", env="N_PREDICT"),
+    _implemented("-b --batch-size", "tokens", env="BATCH"),
+    _implemented("-ub --ubatch-size", "tokens", env="UBATCH"),
+    _accepted("there is no context shift, so the whole prompt is kept", "--keep", "tokens"),
     _accepted("pages are freed only when no later window reaches them", "--swa-full", env="SWA_FULL"),
     _refused("keys in blocks cannot be moved; raise -c instead", "--context-shift", env="CONTEXT_SHIFT"),
     _accepted("there is no context shift", "--no-context-shift", env="NO_CONTEXT_SHIFT"),
@@ -186,14 +186,14 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _implemented("--xtc-probability", "number"),
     _implemented("--xtc-threshold", "number"),
     _implemented("--typical --typical-p", "number"),
-    _implemented("--repeat-last-n", "integer"),
+    _implemented("--repeat-last-n", "tokens"),
     _implemented("--repeat-penalty", "number", env="REPEAT_PENALTY"),
     _implemented("--presence-penalty", "number", env="PRESENCE_PENALTY"),
     _implemented("--frequency-penalty", "number", env="FREQUENCY_PENALTY"),
     _implemented("--dry-multiplier", "number"),
     _implemented("--dry-base", "number"),
     _implemented("--dry-allowed-length", "integer"),
-    _implemented("--dry-penalty-last-n", "integer"),
+    _implemented("--dry-penalty-last-n", "tokens"),
     _implemented("--dry-sequence-breaker", "text", repeatable=True),
     _refused("adaptive-p is not supported; try --min-p", "--adaptive-target", "number", harmless=-1),
     _accepted("adaptive-p is not supported, and off by default", "--adaptive-decay", "number"),
@@ -219,7 +219,7 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _refused(_ROPE, "--yarn-beta-slow", "number", env="YARN_BETA_SLOW", harmless=-1),
     _refused(_ROPE, "--yarn-beta-fast", "number", env="YARN_BETA_FAST", harmless=-1),
     _refused(_SELF_EXTEND, "-gan --grp-attn-n", "integer", env="GRP_ATTN_N", harmless=1),
-    _accepted("self-extend is not supported, and off by default", "-gaw --grp-attn-w", "integer", env="GRP_ATTN_W"),
+    _accepted("self-extend is not supported, and off by default", "-gaw --grp-attn-w", "tokens", env="GRP_ATTN_W"),
     # cache and devices
     _accepted(_PLACEMENT, "-kvo --kv-offload / -nkvo --no-kv-offload", env="KV_OFFLOAD"),
     _accepted(_LOADING, "--repack / -nr --no-repack", env="REPACK"),
@@ -244,7 +244,7 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _accepted(_PLACEMENT, "-mg --main-gpu", "integer", env="MAIN_GPU"),
     _accepted(_MEMORY, "-fit --fit", SWITCH, env="FIT"),
     _accepted(_MEMORY, "-fitt --fit-target", "text", env="FIT_TARGET"),
-    _accepted(_MEMORY, "-fitc --fit-ctx", "integer", env="FIT_CTX"),
+    _accepted(_MEMORY, "-fitc --fit-ctx", "tokens", env="FIT_CTX"),
     _accepted("weights are not searched for invalid values", "--check-tensors"),
     _refused("metadata is taken as the file states it; change it in the GGUF", "--override-kv", "text"),
     _accepted(_PLACEMENT, "--op-offload / --no-op-offload"),
@@ -298,7 +298,7 @@ OUR_FLAGS: tuple[Flag, ...] = (
     _implemented("--json", ours=True),
     _implemented("-q --quiet", ours=True),
     _implemented("--strict-kv", ours=True),
-    _implemented("--cache-exact-first --exact-prefix", "integer", ours=True),
+    _implemented("--cache-exact-first --exact-prefix", "tokens", ours=True),
     _implemented("--cache-preset", "|".join(PRESETS), ours=True),
     _implemented("--kv-balance", "off|page|full", ours=True),
     _implemented("--kv-calibration", "file", ours=True),

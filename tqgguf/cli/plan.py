@@ -47,7 +47,8 @@ def plan(
         str,
         option(
             MODEL_HEADING,
-            "Tokens, with commas between; types are chosen for the most. 0: the model's context and parts of it.",
+            "Tokens, as 8192 or 8k, with commas between; types are chosen for the most. 0: the model's context and "
+            "parts of it.",
             "-c",
             "--ctx-size",
             metavar="LIST",

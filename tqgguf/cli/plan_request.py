@@ -8,7 +8,7 @@ from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.cli.ranges import EVALUATING, INT32, check_ranges, whole_numbers
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.planning.machine_memory import parse_bytes
+from tqgguf.formats.quantities import parse_bytes
 from tqgguf.runtime.evaluation.cache_pairs import PLAIN, CachePair, requested_pairs
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK, round_chunk
 

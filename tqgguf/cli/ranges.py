@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.quantities import parse_count
 
 INT32 = 2**31 - 1
 
@@ -41,14 +41,11 @@ def check_chunks(n_chunks: int) -> None:
         raise RequestError(f"--chunks: expected 1 or more, or -1 for the whole text, found {n_chunks}")
 
 
-_NUMBER = re.compile(r"[0-9]{1,10}")
-
-
 def whole_numbers(flag: str, text: str, low: int, high: int) -> list[int]:
-    """The numbers of a comma list, each once."""
-    words = [word.strip(" ") for word in text.split(",")]
-    if not all(_NUMBER.fullmatch(word) and low <= int(word) <= high for word in words):
+    """The numbers of a comma list, each once; 8k is 8,192."""
+    numbers = [parse_count(word.strip(" ")) for word in text.split(",")]
+    if not all(number is not None and low <= number <= high for number in numbers):
         raise RequestError(
             f"{flag}: expected numbers from {low:,} to {high:,} with commas between, found {shown(text)}"
         )
-    return list(dict.fromkeys(map(int, words)))
+    return [number for number in dict.fromkeys(numbers) if number is not None]

@@ -53,7 +53,7 @@ def run(
     # model and evaluation
     model: options.Model = None,
     n_ctx: Annotated[
-        int, option(MODEL_HEADING, "Tokens of context; 0: the model's own.", "-c", "--ctx-size")
+        int, option(MODEL_HEADING, "Tokens of context, as 8192 or 8k; 0: the model's own.", "-c", "--ctx-size")
     ] = _DEFAULT.n_ctx,
     n_predict: Annotated[
         int,
