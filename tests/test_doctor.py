@@ -14,6 +14,8 @@ from attention_reference import as_balanced_blocks, as_blocks, attention
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli import program
+from tqgguf.formats.blocks.bits_per_value import bits_per_value
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
@@ -124,14 +126,18 @@ def text_file(folder: Path) -> str:
 
 def test_the_table_names_every_layer_and_proposals_can_be_copied_to_run(capsys, tiny: Path, tmp_path: Path) -> None:
     text = text_file(tmp_path)
-    status, out, _ = run(capsys, "-m", str(tiny), "-f", text, "-c", "256", "--bpv", "3.4")
+    status, out, _ = run(capsys, "-m", str(tiny), "-f", text, "-c", "1k", "--measure", "256", "--bpv", "3.4")
     assert status == 0
     assert re.search(r"^layer +K turbo2 +K turbo3 .* V q8_0 +constant$", out, re.M)
     assert re.search(r"^0 +[\d.]+%", out, re.M) and re.search(r"^1 +[\d.]+%", out, re.M)
     assert "Dangerous" not in out
-    line = r"^  (-ctk \S+ -ctv \S+) +([\d.]+) bits, KLD [\d.e-]+ ± [\d.e-]+, same top [\d.]+%$"
+    line = (
+        r"^  (-ctk \S+ -ctv \S+)\n +([\d.]+) bits at 256 tokens, ([\d.]+) bits at 1,024 tokens; "
+        r"KLD [\d.e-]+ ± [\d.e-]+, same top [\d.]+%$"
+    )
     proposals = re.findall(line, out, re.M)
-    assert proposals and all(float(bits) <= 3.4 for _, bits in proposals)
+    assert proposals and all(float(bits) <= 3.4 for _, *both in proposals for bits in both)
+    assert "Within 3.4 bits per value at 256 tokens (measured) and at 1,024 (wanted), tried on 256 other tokens" in out
     argv = ["run", "-m", str(tiny), "-p", "the goat", "-n", "2", "-no-cnv", *proposals[0][0].split()]
     assert program.main(argv) == 0
 
@@ -162,6 +168,46 @@ def test_a_context_beyond_the_models_is_said_and_0_is_all_of_it(capsys, tmp_path
     assert (notice in err) == said
 
 
+@pytest.mark.parametrize(
+    ("argv", "n_measured", "n_ctx"),
+    [
+        ((), 1024, 2048),
+        (("-c", "512"), 512, 512),
+        (("--measure", "512"), 512, 2048),
+        (("-c", "256", "--measure", "384"), 384, 256),
+    ],
+)
+def test_what_is_measured_and_what_is_wanted_are_two_contexts(
+    capsys, tiny: Path, tmp_path: Path, argv: tuple[str, ...], n_measured: int, n_ctx: int
+) -> None:
+    status, out, err = run(capsys, "-m", str(tiny), "-f", text_file(tmp_path), "--bpv", "5", "--json", *argv)
+    found = json.loads(out)
+    assert (status, found["n_measured"], found["n_ctx"]) == (0, n_measured, n_ctx)
+    assert f"{n_measured:,} tokens are measured" in err
+    for proposal in found["proposals"]:
+        spec = CacheSpec(proposal["type_k"], proposal["type_v"])
+        shapes = [LayerShape(QWEN2.n_kv_heads, 64, 64)] * 2
+        at = [bits_per_value(shapes, spec.resolve(2), n).mean for n in (n_measured, n_ctx)]
+        assert [proposal["bits_measured"], proposal["bits_per_value"]] == at and max(at) <= 5
+        assert proposal["n_tokens"] == n_measured - 1
+
+
+def test_far_keys_of_a_model_with_windows_are_not_put_into_2_bits_on_a_short_text(capsys, tmp_path: Path) -> None:
+    model = TinyModel("gemma3", n_layers=4, window=200, window_pattern=2, head_dim=128)
+    path = write_tiny(tmp_path / "g.gguf", model)
+    argv = ("-m", str(path), "-f", text_file(tmp_path), "-c", "1024", "--bpv", "3.7")
+    status, out, _ = run(capsys, *argv, "--measure", "256")
+    assert status == 0 and "Layers 1, 3 see the whole context, the others a window of 200 tokens." in out
+    assert "256 measured tokens say too little of their far keys: they get more than 2 bits." in out
+    proposed = re.findall(r"^  -ctk (\S+) -ctv (\S+)$", out, re.M)
+    assert proposed
+    for type_k, type_v in proposed:
+        far = [CacheSpec(type_k, type_v).resolve(4)[i] for i in (1, 3)]
+        assert not any("turbo2" in (types.type_k, types.type_v) for types in far)
+    status, out, _ = run(capsys, *argv, "--measure", "896")
+    assert status == 0 and "see the whole context" not in out
+
+
 def test_a_model_with_a_context_of_one_page_is_refused(capsys, tmp_path: Path) -> None:
     small = write_tiny(tmp_path / "small.gguf", TinyModel(context_length=100))
     status, _, err = run(capsys, "-m", str(small), "-f", text_file(tmp_path))
@@ -170,7 +216,7 @@ def test_a_model_with_a_context_of_one_page_is_refused(capsys, tmp_path: Path) -
 
 def test_a_budget_that_nothing_fits_into_is_said(capsys, tiny: Path, tmp_path: Path) -> None:
     status, out, _ = run(capsys, "-m", str(tiny), "-f", text_file(tmp_path), "-c", "256", "--bpv", "1.5")
-    assert status == 0 and "Nothing fits into 1.5 bits per value: raise --bpv." in out
+    assert status == 0 and "Nothing fits into 1.5 bits per value at 256 tokens: raise --bpv." in out
 
 
 @pytest.mark.parametrize(
@@ -178,6 +224,7 @@ def test_a_budget_that_nothing_fits_into_is_said(capsys, tiny: Path, tmp_path: P
     [
         (["--bpv", "0"], "--bpv: expected 1 to 32 bits per value, found 0"),
         (["--bpv", "x"], "--bpv: expected a number, found 'x'"),
+        (["--measure", "128"], "--measure: expected 256 tokens or more, or 0 for those of -c, at most 1024, found 128"),
         (["-c", "128"], "-c: expected 256 tokens or more, or 0 for all, found 128"),
         (["-ctk", "turbo4"], "-ctk is refused: doctor proposes types: give it a budget with --bpv"),
         (["-m", "missing.gguf"], "missing.gguf"),
@@ -192,4 +239,4 @@ def test_too_short_a_text_is_refused_before_the_weights_are_read(capsys, tiny: P
     path = tmp_path / "short.txt"
     path.write_text("too short", encoding="utf-8")
     status, out, err = run(capsys, "-m", str(tiny), "-f", str(path))
-    assert status == 2 and out == "" and "expected at least 2,048 for 2 windows of 1,024 tokens (-c)" in err
+    assert status == 2 and out == "" and "expected at least 2,048 for 2 windows of 1,024 tokens (--measure)" in err

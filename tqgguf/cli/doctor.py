@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tqgguf.cli import options
-from tqgguf.cli.doctor_request import DOCTOR_FLAGS, DoctorRequest
+from tqgguf.cli.doctor_request import DEFAULT_MEASURED, DOCTOR_FLAGS, DoctorRequest
 from tqgguf.cli.options import MODEL_HEADING
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments
 from tqgguf.runtime.missing_mlx import needs_mlx
@@ -18,8 +18,8 @@ from tqgguf.runtime.missing_mlx import needs_mlx
 _DEFAULT = DoctorRequest()
 
 EXAMPLES = (
-    "tqgguf doctor --bpv 3.5 -c 256    # the default model on tqgguf's own text",
-    "tqgguf doctor -m model.gguf -f text.txt -c 512 --json",
+    "tqgguf doctor --bpv 3.5 -c 1024    # the default model on tqgguf's own text",
+    "tqgguf doctor -m model.gguf -f text.txt -c 32k --measure 2k --json",
 )
 
 
@@ -38,13 +38,26 @@ def doctor(
         int,
         option(
             MODEL_HEADING,
-            "Tokens to measure on, and again to try the proposals on; 0: the model's whole context.",
+            "Tokens of the context that types are wanted for, as 8192 or 8k; 0: the model's whole context.",
             "-c",
             "--ctx-size",
         ),
     ] = _DEFAULT.n_ctx,
+    n_measured: Annotated[
+        int,
+        option(
+            MODEL_HEADING,
+            f"Tokens to measure on, and again to try the proposals on; 0: those of -c, at most {DEFAULT_MEASURED}.",
+            "--measure",
+        ),
+    ] = _DEFAULT.n_measured,
     budget: Annotated[
-        float, option(MODEL_HEADING, "Bits per value, of K and V together, that the cache may take.", "--bpv")
+        float,
+        option(
+            MODEL_HEADING,
+            "Bits per value, of K and V together, that the cache may take, both at -c and at --measure tokens.",
+            "--bpv",
+        ),
     ] = _DEFAULT.budget,
     threads: options.Threads = _DEFAULT.threads,
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of tables.", "--json")] = False,

@@ -13,7 +13,15 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.evaluation.cache_pairs import CachePair
 from tqgguf.runtime.evaluation.caches import CacheOptions, candidate, reference
 from tqgguf.runtime.evaluation.compare import Evaluation, Plan, Result
-from tqgguf.runtime.evaluation.recommendation import Recommendation, best_by_layer, best_uniform
+from tqgguf.runtime.evaluation.recommendation import (
+    Budget,
+    Recommendation,
+    best_by_layer,
+    best_uniform,
+    unproven_layers,
+    widest_window,
+    without_few_bits,
+)
 from tqgguf.runtime.evaluation.sensitivity import LayerSensitivity, measure_sensitivity
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
 from tqgguf.runtime.kv.settings import check_cache_types
@@ -24,9 +32,6 @@ TYPES = ("turbo2", "turbo3", "turbo4", "q8_0")
 
 OTHER_TYPES = ("q4_0", "q5_0", "q8_0")
 """What is proposed elsewhere."""
-
-BITS_AT = 8192
-"""Tokens of the cache whose bits per value the budget is held against: the exact prefix weighs little in it."""
 
 Progress = Callable[[int, int], None]
 
@@ -41,10 +46,21 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Examination:
-    """proposals: the best first. Empty where nothing fits the budget."""
+    """budget: at the context that was measured and at the one that is asked for. unproven: layers that get no type of
+    few bits, see `unproven_layers`. proposals: the least KLD first, all of them within the budget at both contexts and
+    tried on the same tokens. Empty where nothing fits.
+    """
 
+    budget: Budget
+    shapes: Sequence[LayerShape]
     layers: list[LayerSensitivity]
+    unproven: tuple[int, ...]
     proposals: list[Proposal]
+
+    @property
+    def widest_window(self) -> int:
+        """Keys; 0 where every layer sees everything."""
+        return widest_window(self.shapes)
 
     @property
     def dangerous(self) -> list[LayerSensitivity]:
@@ -66,10 +82,16 @@ def proposable_types(layers: Sequence[LayerShape]) -> Sequence[str]:
 
 
 def examine(
-    loaded: LoadedModel, tokens: Sequence[int], trial: Sequence[int], budget: float, progress: Progress | None = None
+    loaded: LoadedModel,
+    tokens: Sequence[int],
+    trial: Sequence[int],
+    bits: float,
+    n_ctx: int,
+    progress: Progress | None = None,
 ) -> Examination:
     """Measure the layers on `tokens`, and try what that proposes on `trial`, both whole pages of a text.
 
+    bits: per value, which proposals keep at len(tokens) and at n_ctx, whole pages too, the context that is asked for.
     progress: called with (tokens evaluated, tokens in all) of each of the two parts after the other.
     """
     shapes = loaded.config.layer_shapes()
@@ -77,10 +99,13 @@ def examine(
     layers = measure_sensitivity(loaded, tokens, types, chunk=DEFAULT_CHUNK, progress=progress)
     if len(layers) != len(shapes):
         raise RequestError(f"expected keys and values in all {len(shapes)} layers, found them in {len(layers)}")
-    errors = [layer.errors for layer in layers]
-    found = [search(shapes, errors, budget, BITS_AT) for search in (best_uniform, best_by_layer)]
+    budget = Budget(bits, (len(tokens), n_ctx))
+    unproven = unproven_layers(shapes, len(tokens))
+    errors = without_few_bits([layer.errors for layer in layers], unproven)
+    found = [search(shapes, errors, budget) for search in (best_uniform, best_by_layer)]
     wanted = [recommendation for recommendation in found if recommendation is not None]
-    return Examination(layers, _tried(loaded, list({r.spec: r for r in wanted}.values()), trial, progress))
+    tried = _tried(loaded, list({r.spec: r for r in wanted}.values()), trial, progress)
+    return Examination(budget, shapes, layers, unproven, tried)
 
 
 def _tried(

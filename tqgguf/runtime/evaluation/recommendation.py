@@ -1,13 +1,19 @@
-"""From what each layer suffers to the cache types that a budget of bits is best spent on. Measures nothing itself."""
+"""From what each layer suffers to the cache types that a budget of bits is best spent on. Measures nothing itself.
+
+Errors belong to the context that they were measured at, so bytes are weighed against them at that context. A budget
+holds at every context that it names: what pays at one length (many bits for layers that see a window, which hold
+little of a long cache) may cost too much at another.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
 from tqgguf.formats.blocks.bits_per_value import bits_per_value
+from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape, side_bytes
@@ -16,48 +22,90 @@ Errors = Mapping[Side, Mapping[str, float]]
 """Of one layer: by side and cache type."""
 
 
+FEW_BITS = 2
+"""Bits of code per value, and fewer, which need evidence from far behind a window; see `unproven_layers`."""
+
+WINDOWS_OF_EVIDENCE = 4
+"""Windows that a text must be long for it to say what few bits do to the layers without one: more than half of the keys
+that these then read are keys that no other layer sees."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bits per value of K and V together that a cache may take at each of `contexts`, in tokens. The first of them is
+    the one that errors were measured at.
+    """
+
+    bits: float
+    contexts: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Recommendation:
-    """A request, its bits per value at `n_tokens`, and the sum of the layers' errors that it is expected to have."""
+    """A request, its bits per value at each context of the budget, and the sum of the layers' errors that it is
+    expected to have.
+    """
 
     spec: CacheSpec
-    bits: float
+    bits: tuple[float, ...]
     error: float
 
+    def keeps(self, budget: Budget) -> bool:
+        return all(bits <= budget.bits for bits in self.bits)
 
-def best_uniform(
-    layers: Sequence[LayerShape], errors: Sequence[Errors], budget: float, n_tokens: int
-) -> Recommendation | None:
+
+def widest_window(layers: Sequence[LayerShape]) -> int:
+    """Keys that a query sees in the layer of the widest window; 0 where there is none."""
+    return max((layer.window or 0 for layer in layers), default=0)
+
+
+def unproven_layers(layers: Sequence[LayerShape], n_measured: int) -> tuple[int, ...]:
+    """The layers that see everything in a model where others see a window, if the measured text is shorter than
+    WINDOWS_OF_EVIDENCE of these: what few bits do to their far keys has then hardly been seen.
+    """
+    if n_measured >= WINDOWS_OF_EVIDENCE * widest_window(layers):
+        return ()
+    return tuple(i for i, layer in enumerate(layers) if layer.window is None)
+
+
+def without_few_bits(errors: Sequence[Errors], layers: Collection[int]) -> list[Errors]:
+    """The errors of every layer, but for `layers` those of types of more than FEW_BITS alone."""
+
+    def kept(found: Errors) -> Errors:
+        return {side: {n: e for n, e in of.items() if BLOCK_TYPES[n].bits > FEW_BITS} for side, of in found.items()}
+
+    return [kept(found) if i in layers else found for i, found in enumerate(errors)]
+
+
+def best_uniform(layers: Sequence[LayerShape], errors: Sequence[Errors], budget: Budget) -> Recommendation | None:
     """The pair of types, the same in every layer, of the smallest error within the budget; None if there is none."""
+    sides = [[name for name in errors[0][side] if all(name in e[side] for e in errors)] for side in SIDES]
     pairs = [
-        _recommend(CacheSpec(type_k, type_v), layers, errors, n_tokens)
-        for type_k, type_v in product(errors[0]["k"], errors[0]["v"])
+        _recommend(CacheSpec(type_k, type_v), layers, errors, budget) for type_k, type_v in product(sides[0], sides[1])
     ]
-    return min((r for r in pairs if r.bits <= budget), key=lambda r: r.error, default=None)
+    return min((r for r in pairs if r.keeps(budget)), key=lambda r: r.error, default=None)
 
 
-def best_by_layer(
-    layers: Sequence[LayerShape], errors: Sequence[Errors], budget: float, n_tokens: int
-) -> Recommendation | None:
+def best_by_layer(layers: Sequence[LayerShape], errors: Sequence[Errors], budget: Budget) -> Recommendation | None:
     """Types that may differ by layer. None where even the smallest types take more than the budget.
 
     Every side of every layer starts with its smallest type; the step up that saves the most error for its bytes is
     taken as long as one fits.
     """
     ladders = {
-        (i, side): _ladder(layer, side, found[side], n_tokens)
+        (i, side): _ladder(layer, side, found[side], budget.contexts[0])
         for i, (layer, found) in enumerate(zip(layers, errors, strict=True))
         for side in SIDES
     }
     at = dict.fromkeys(ladders, 0)
     while True:
-        best = _recommend(_spec(ladders, at, len(layers)), layers, errors, n_tokens)
-        if best.bits > budget:
+        best = _recommend(_spec(ladders, at, len(layers)), layers, errors, budget)
+        if not best.keeps(budget):
             return None
         steps = [(_gain(ladders[key], rung), key) for key, rung in at.items() if rung + 1 < len(ladders[key])]
         for _, key in sorted(steps, key=lambda step: -step[0]):
             larger = at | {key: at[key] + 1}
-            if _recommend(_spec(ladders, larger, len(layers)), layers, errors, n_tokens).bits <= budget:
+            if _recommend(_spec(ladders, larger, len(layers)), layers, errors, budget).keeps(budget):
                 at = larger
                 break
         else:
@@ -119,8 +167,9 @@ def layered(types: Sequence[str]) -> str:
 
 
 def _recommend(
-    spec: CacheSpec, layers: Sequence[LayerShape], errors: Sequence[Errors], n_tokens: int
+    spec: CacheSpec, layers: Sequence[LayerShape], errors: Sequence[Errors], budget: Budget
 ) -> Recommendation:
     types: tuple[LayerTypes, ...] = spec.resolve(len(layers))
     error = sum(found[side][kinds.of(side)] for found, kinds in zip(errors, types, strict=True) for side in SIDES)
-    return Recommendation(spec, bits_per_value(layers, types, n_tokens).mean, error)
+    bits = tuple(bits_per_value(layers, types, n_tokens).mean for n_tokens in budget.contexts)
+    return Recommendation(spec, bits, error)
