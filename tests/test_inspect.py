@@ -8,16 +8,20 @@ import sys
 from pathlib import Path
 
 import llama_builder
+import mlx.core as mx
 import numpy as np
 import pytest
 import tiny_folders
 from gguf_builder import F32, U8, U32, Payload, Tensor, Typed, build_gguf, write_split
 from inspecting import as_json, facts, model_of, shown, unknown
+from mlx_cache_files import BEFORE, CURRENT, I32, KEYS, QUANTISED, cache_bytes
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, save_prompt_cache
 from snapshots import FINGERPRINT, make_layer, make_snapshot
 from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 from tqgguf.cli import inspect_text
 from tqgguf.cli.inspect import with_metadata_value
+from tqgguf.cli.main import main
 from tqgguf.formats.inspection.inspect import inspect
 from tqgguf.formats.models.calibration import Calibration, write_calibration
 from tqgguf.formats.snapshots.write import write_snapshot
@@ -184,6 +188,62 @@ def test_a_safetensors_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["metadata"]["entries"] == {"format": {"type": "string", "value": "mlx"}}
     embedding = next(t for t in found["tensors"]["list"] if t["name"] == "model.embed_tokens.weight")
     assert (embedding["dims"], embedding["type"], embedding["n_bytes"]) == ([288, 128], "F32", 288 * 128 * 4)
+
+
+def test_a_prompt_cache_of_mlx_lm_is_known_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As mlx-lm itself writes one: a layer of each class, 9 tokens of which the window keeps 8."""
+    layers = [KVCache(), RotatingKVCache(max_size=8), QuantizedKVCache(32, 4)]
+    for layer in layers:
+        for n in (5, 1, 1, 1, 1):
+            layer.update_and_fetch(mx.ones((1, 2, n, 64), mx.float16), mx.ones((1, 2, n, 32), mx.float16))
+    path = tmp_path / "cache.safetensors"
+    save_prompt_cache(str(path), layers, {"model": "some/model", "notes": "x" * 300})
+    about = as_json(capsys, path)
+    assert (about["kind"], about["container"]) == ("mlx-lm prompt cache", "safetensors")
+    found = about["about"]
+    assert found["classes"] == {"KVCache": 1, "RotatingKVCache": 1, "QuantizedKVCache": 1}
+    assert (found["n_tokens"], found["n_held"], found["windows"], found["has_tokens"]) == ([9], 9, [8], False)
+    assert (found["n_kv_heads"], found["head_dims_k"], found["head_dims_v"]) == ([2], [64], [32])
+    assert found["types"] == {"f16": 2, "4 bits in groups of 32": 1}
+    assert found["metadata"]["model"] == "some/model"
+    overview = facts(shown(capsys, path))
+    assert overview["tokens"] == "9, their ids are not in the file"
+    assert overview["layers"] == "3, 1 KVCache, 1 RotatingKVCache, 1 QuantizedKVCache"
+    assert overview["heads"] == "2 KV heads, 64 values each in K, 32 in V" and overview["window"] == "8 keys"
+    assert overview["said beside it"] == f"model: some/model; notes: {'x' * 60}..."
+    assert main(["cache", "info", str(path)]) == 0 and "mlx-lm prompt cache" in capsys.readouterr().out
+
+
+def test_older_caches_of_mlx_lm_and_classes_that_are_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cache.safetensors"
+    path.write_bytes(cache_bytes({**BEFORE, "1.model": "m"}, QUANTISED))
+    about = as_json(capsys, path)["about"]
+    assert (about["layout"], about["n_tokens"], about["types"]) == (
+        "mlx-lm before 0.32", [3], {"4 bits in groups of 32": 1}
+    )  # fmt: skip
+    path.write_bytes(cache_bytes({"1.0": "ArraysCache", "2.0": "", "1.1": "KVCache"}, {"0.0": KEYS} | LAYER_1))
+    text = facts(shown(capsys, path))
+    assert text["layers"] == "2, 1 ArraysCache, 1 KVCache"
+    assert text["note"] == "layers of class ArraysCache can be used by mlx-lm alone: they are not looked into"
+
+
+LAYER_1 = {f"1.{part}": array for part, array in enumerate((KEYS, KEYS, (I32, ())))}
+
+
+def test_a_damaged_cache_of_mlx_lm_is_named_as_validate_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cache.safetensors"
+    path.write_bytes(cache_bytes(CURRENT, {"0.0": KEYS, "0.2": (I32, ())}))
+    assert "expected keys and values of the tokens that it counts" in shown(capsys, path, status=1)
+
+
+def test_weights_are_no_prompt_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_folders.write_folder(tmp_path / "folder") / "model.safetensors"
+    assert main(["cache", "info", str(path)]) == 2
+    assert "expected a prompt cache, found a file of kind safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from tqgguf.cli import inspect_json, inspect_lists, inspect_text
 from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
 from tqgguf.cli.json_text import json_text
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.file_kind import CACHE_KINDS
+from tqgguf.formats.file_kind import CACHE_KINDS, FileKind
 from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.inspection.cache import MLX_CACHE_KIND
 from tqgguf.formats.inspection.facts import Inspection, MetadataValue
 from tqgguf.formats.inspection.inspect import inspect as inspect_file
 
@@ -40,7 +41,7 @@ def inspect(request: InspectRequest) -> int:
 def inspect_cache(path: str, json_output: bool) -> int:
     """`inspect` of a file that must be a prompt cache. RequestError: it is another kind of file."""
     kind = inspect_file(path).kind
-    if kind not in CACHE_KINDS:
+    if kind not in CACHE_KINDS - {FileKind.SAFETENSORS} | {MLX_CACHE_KIND}:
         raise RequestError(f"{path}: expected a prompt cache, found a file of kind {kind}; see `tqgguf inspect`")
     return inspect(InspectRequest(path, json_output=json_output))
 

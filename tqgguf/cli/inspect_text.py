@@ -9,7 +9,7 @@ from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.printable import printable
 from tqgguf.formats.file_kind import FileKind, gguf_purpose
 from tqgguf.formats.gguf.errors import readable
-from tqgguf.formats.inspection.cache import CalibrationFacts, CodecUse, SnapshotFacts
+from tqgguf.formats.inspection.cache import CalibrationFacts, CodecUse, MlxCacheFacts, SnapshotFacts
 from tqgguf.formats.inspection.facts import KV_STEP, Inspection
 from tqgguf.formats.inspection.model import ModelFacts, PerLayer, RopeFacts, TokenizerFacts
 from tqgguf.formats.llama.reader import StateSummary, StreamSummary
@@ -17,6 +17,8 @@ from tqgguf.formats.llama.reader import StateSummary, StreamSummary
 Facts = Iterator[tuple[str, str]]
 _HASH_DIGITS = 12
 _MISSING = "-"
+_MOST_CHARACTERS = 60
+"""Of a text that a stranger wrote."""
 
 
 def lines(found: Inspection, width: int | None) -> list[str]:
@@ -48,6 +50,8 @@ def _facts(found: Inspection) -> Facts:
         yield from _calibration(about)
     elif isinstance(about, StateSummary):
         yield from _state(about)
+    elif isinstance(about, MlxCacheFacts):
+        yield from _mlx_cache(about)
     elif found.kind is FileKind.GGUF:
         values = {key: entry.value for key, entry in found.metadata.items()}
         yield "purpose", gguf_purpose(values, ())
@@ -195,6 +199,30 @@ def _state(s: StateSummary) -> Facts:
     yield "trailing", f"{s.trailing:,} bytes behind the last memory" if s.trailing else ""
 
 
+def _mlx_cache(c: MlxCacheFacts) -> Facts:
+    yield "written by", c.layout
+    yield "said beside it", "; ".join(f"{name}: {_cut(value)}" for name, value in c.metadata.items())
+    ids = "their ids are in the file" if c.has_tokens else "their ids are not in the file"
+    yield (
+        "tokens",
+        _joined(
+            " or ".join(f"{n:,}" for n in c.n_tokens),
+            c.n_held < max(c.n_tokens, default=0) and f"{c.n_held:,} of them held",
+            ids,
+        ),
+    )
+    yield "layers", _joined(f"{c.n_layers}", ", ".join(f"{n} {kind}" for kind, n in c.classes.items()))
+    yield "window", " or ".join(f"{n:,} keys" for n in c.windows)
+    heads = " or ".join(_count(n, "KV head") for n in c.n_kv_heads)
+    dims = [" or ".join(map(str, dims)) for dims in (c.head_dims_k, c.head_dims_v)]
+    yield (
+        "heads",
+        heads and _joined(heads, f"{dims[0]} values each" + (f" in K, {dims[1]} in V" if dims[0] != dims[1] else "")),
+    )
+    yield "values", ", ".join(f"{name} in {_count(n, 'layer')}" for name, n in c.types.items())
+    yield "bytes", f"{size(c.n_bytes)}, arrays with their spare room"
+
+
 def _stream(stream: StreamSummary) -> str:
     at = "" if stream.positions is None else f"positions {stream.positions[0]} to {stream.positions[1]}"
     sequences = len(stream.sequences) != 1 and _count(len(stream.sequences), "sequence")
@@ -207,6 +235,10 @@ def _types_of_layers(types: dict[str, int], row_bytes: tuple[int, ...]) -> str:
     rows = sorted(set(row_bytes))
     named = ", ".join(name if len(types) == 1 else f"{name} in {n} layers" for name, n in types.items())
     return _joined(named, rows and f"rows of {' or '.join(f'{n:,}' for n in rows)} bytes")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 
 
 def _hashes(fingerprint: object) -> str:

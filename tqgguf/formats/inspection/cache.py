@@ -1,4 +1,5 @@
-"""What files that belong to a model's KV cache hold: snapshots, calibrations, llama.cpp's session and sequence files.
+"""What files that belong to a model's KV cache hold: snapshots, calibrations, llama.cpp's session and sequence files,
+mlx-lm's prompt caches.
 
 Their structure is checked as their readers do, which is where errors come from; the bytes of blocks are not looked at.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.llama.reader import StateSummary, examine_llama_state, summarise
+from tqgguf.formats.mlx.cache import FLOATS, NUMBERS, QUANTIZED, ROTATING, MlxLayer, outline_mlx_cache
+from tqgguf.formats.mlx.to_snapshot import OWN_PREFIX, TOKENS_KEY, head_dim
 from tqgguf.formats.models.calibration import read_calibration
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.safetensors import SafetensorsFile
 from tqgguf.formats.snapshots.read import read_snapshot
 from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot, array_bytes
 
@@ -75,6 +79,33 @@ class CalibrationFacts:
     shapes: tuple[tuple[int, int], ...]
     scale: tuple[float, float]
     fingerprint: Mapping[str, Any]
+
+
+MLX_CACHE_KIND: Final = "mlx-lm prompt cache"
+"""The kind of a safetensors file that holds one."""
+
+
+@dataclass(frozen=True)
+class MlxCacheFacts:
+    """classes: layers by mlx-lm's class. n_tokens: that the layers have seen (one number, but for a damaged file).
+    n_held: the most that a layer holds, fewer where it keeps a window. types: dtypes of values, of a quantised cache
+    with its bits. window: of the layers that keep one. n_bytes: of all arrays, with their spare room. model,
+    tokenizer_config: what the file says beside the cache. has_tokens: whether their ids are in the file.
+    """
+
+    layout: str
+    n_layers: int
+    classes: Mapping[str, int]
+    n_tokens: tuple[int, ...]
+    n_held: int
+    n_kv_heads: tuple[int, ...]
+    head_dims_k: tuple[int, ...]
+    head_dims_v: tuple[int, ...]
+    types: Mapping[str, int]
+    windows: tuple[int, ...]
+    n_bytes: int
+    metadata: Mapping[str, str]
+    has_tokens: bool
 
 
 _PARTS = ("rows", "tail", "prefix", "page_means", "channel_scale", "query_squares")
@@ -155,3 +186,40 @@ def state_facts(path: str) -> tuple[StateSummary, tuple[str, ...]]:
     if state is None:
         raise FormatError(f"{path}: expected a llama.cpp session or sequence file, found none")
     return summarise(state), tuple(finding.bare for finding in findings)
+
+
+_LAYOUTS: Final = {"current": "mlx-lm 0.32 and later", "before": "mlx-lm before 0.32"}
+
+
+def mlx_cache_facts(file: SafetensorsFile) -> tuple[MlxCacheFacts, tuple[str, ...]]:
+    """What a prompt cache of mlx-lm holds, and notes. DefectError: as `outline_mlx_cache`."""
+    cache = outline_mlx_cache(file)
+    layers = [layer for layer in cache.layers if layer.kind in NUMBERS]
+    filled = [layer for layer in layers if layer.keys]
+    own = {key: value for key, value in cache.metadata.items() if key.startswith(OWN_PREFIX)}
+    facts = MlxCacheFacts(
+        layout=_LAYOUTS[cache.layout],
+        n_layers=len(cache.layers),
+        classes=dict(Counter(layer.kind for layer in cache.layers)),
+        n_tokens=tuple(sorted({layer.offset for layer in layers})),
+        n_held=max((layer.n_held for layer in filled), default=0),
+        n_kv_heads=tuple(sorted({layer.keys[0].data.shape[1] for layer in filled})),
+        head_dims_k=tuple(sorted({head_dim(layer, layer.keys) for layer in filled})),
+        head_dims_v=tuple(sorted({head_dim(layer, layer.values) for layer in filled})),
+        types=dict(Counter(map(_type_of, filled))),
+        windows=tuple(sorted({layer.numbers["max_size"] for layer in layers if layer.kind == ROTATING})),
+        n_bytes=sum(tensor.data.nbytes for tensor in file.values()),
+        metadata={key: value for key, value in cache.metadata.items() if key not in own},
+        has_tokens=TOKENS_KEY in own,
+    )
+    others = sorted({layer.kind for layer in cache.layers} - set(NUMBERS))
+    return facts, tuple(
+        f"layers of class {kind} can be used by mlx-lm alone: they are not looked into" for kind in others
+    )
+
+
+def _type_of(layer: MlxLayer) -> str:
+    """The type of a layer's values."""
+    if layer.kind == QUANTIZED:
+        return f"{layer.numbers['bits']} bits in groups of {layer.numbers['group_size']}"
+    return FLOATS[layer.keys[0].dtype]

@@ -15,6 +15,8 @@ from typing import Any
 
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError
+from tqgguf.formats.file_kind import FileKind
+from tqgguf.formats.inspection.cache import MLX_CACHE_KIND, mlx_cache_facts
 from tqgguf.formats.inspection.facts import (
     DEFAULT_CONTEXT,
     DIMS_SLOWEST_FIRST,
@@ -26,6 +28,7 @@ from tqgguf.formats.inspection.facts import (
 )
 from tqgguf.formats.inspection.model import ModelFacts, RopeFacts, TokenizerFacts
 from tqgguf.formats.json_file import read_bytes, read_json
+from tqgguf.formats.mlx.cache import is_mlx_cache
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, WINDOW_PATTERN
 from tqgguf.formats.safetensors import SafetensorsFile, open_safetensors
 
@@ -65,18 +68,22 @@ def inspect_folder(path: str) -> Inspection:
 
 
 def inspect_safetensors(path: str) -> Inspection:
-    """One file by itself. Errors as `open_safetensors`."""
+    """One file by itself. Errors as `open_safetensors`, and of a prompt cache as `mlx_cache_facts`."""
     file = open_safetensors(path)
+    is_cache = is_mlx_cache(file.metadata)
+    facts, notes = mlx_cache_facts(file) if is_cache else (None, ())
     metadata = {key: MetadataValue("string", value) for key, value in file.metadata.items()}
     size = FileSize(file.path, file.n_bytes)
     return Inspection(
         path,
-        "safetensors",
+        MLX_CACHE_KIND if is_cache else FileKind.SAFETENSORS,
         "safetensors",
         (size,),
+        facts,
         tensors=tuple(_lines(file, 0)),
         dims_order=DIMS_SLOWEST_FIRST,
         metadata=metadata,
+        notes=notes,
     )
 
 

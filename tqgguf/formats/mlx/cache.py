@@ -103,12 +103,26 @@ def read_mlx_cache(file: SafetensorsFile) -> MlxCache:
     """The prompt cache in a file. DefectError: it is none, or the first thing that is wrong with it."""
     for defect in judge_mlx_cache(file):
         raise defect
+    return outline_mlx_cache(file)
+
+
+def outline_mlx_cache(file: SafetensorsFile) -> MlxCache:
+    """The same without a look at values. Layers of classes that are not read here hold nothing."""
     layout = _layout(file.metadata)
-    assert layout is not None
-    layers = tuple(_Layer(file, layout, i, kind).read() for i, kind in enumerate(_classes(file.metadata, layout)))
+    if layout is None:
+        raise _other_format(file)
+    layers = tuple(
+        _Layer(file, layout, i, kind).read() if kind in NUMBERS else MlxLayer(kind, (), (), {})
+        for i, kind in enumerate(_classes(file.metadata, layout))
+    )
     user = "0." if layout == "current" else "1."
     metadata = {key.removeprefix(user): value for key, value in file.metadata.items() if key.startswith(user)}
     return MlxCache(file.path, layout, layers, metadata)
+
+
+def _other_format(file: SafetensorsFile) -> DefectError:
+    message = f"expected a prompt cache of mlx-lm, found metadata {shown(dict(file.metadata))}"
+    return DefectError("other-format", file.path, message, offset=0)
 
 
 def judge_mlx_cache(file: SafetensorsFile, progress: Callable[[int], None] = no_progress) -> Iterator[DefectError]:
@@ -117,8 +131,7 @@ def judge_mlx_cache(file: SafetensorsFile, progress: Callable[[int], None] = no_
     """
     layout = _layout(file.metadata)
     if layout is None:
-        message = f"expected a prompt cache of mlx-lm, found metadata {shown(dict(file.metadata))}"
-        yield DefectError("other-format", file.path, message, offset=0)
+        yield _other_format(file)
         return
     classes = _classes(file.metadata, layout)
     for name, tensor in file.items():

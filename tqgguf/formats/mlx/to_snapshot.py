@@ -29,9 +29,10 @@ from tqgguf.formats.snapshots.rope_order import ReorderedRows, channel_order
 from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, LayerSnapshot, Rows, SideSnapshot, Snapshot, bad_token
 
 CARRIER = "mlx-lm"
-TOKENS_KEY = "tqgguf_tokens"
+OWN_PREFIX = "tqgguf_"
+TOKENS_KEY = f"{OWN_PREFIX}tokens"
 """Beside the caches that this project writes: the ids of their tokens, as a text."""
-ORDER_KEY = "tqgguf_rope_order"
+ORDER_KEY = f"{OWN_PREFIX}rope_order"
 """Likewise: the order of a key's channels, one of ROPE_ORDERS."""
 ROPE_ORDERS = {"neighbours": True, "halves": False}
 """Whether RoPE turns neighbouring channels."""
@@ -55,7 +56,7 @@ def outline_of_mlx_cache(cache: MlxCache, architecture: str = "") -> ModelOutlin
         if not layer.keys:
             raise FormatError(f"{cache.path}: layer {i} holds no tokens: there is nothing to convert")
         window = layer.numbers["max_size"] if layer.kind == ROTATING and not layer.numbers["keep"] else None
-        k, v = (_head_dim(layer, arrays) for arrays in (layer.keys, layer.values))
+        k, v = (head_dim(layer, arrays) for arrays in (layer.keys, layer.values))
         shape = LayerShape(layer.keys[0].data.shape[1], k, v, window)
         layers.append(CachedLayer(i, shape, NOT_ROTATED))
     return ModelOutline(architecture, tuple(layers))
@@ -131,7 +132,7 @@ def _layer(path: str, held: MlxLayer, cached: CachedLayer, rope: RopeLayout) -> 
     shape, where = cached.shape, f"{path}: layer {cached.layer}"
     if not held.keys:
         raise FormatError(f"{where}: it holds no tokens, other layers do")
-    found = held.keys[0].data.shape[1], _head_dim(held, held.keys), _head_dim(held, held.values)
+    found = held.keys[0].data.shape[1], head_dim(held, held.keys), head_dim(held, held.values)
     expected = shape.n_kv_heads, shape.head_dim_k, shape.head_dim_v
     if found != expected:
         raise FormatError(
@@ -174,9 +175,9 @@ def _places(where: str, held: MlxLayer) -> NDArray[np.intp]:
 
 def _rows(where: str, held: MlxLayer, arrays: tuple[MlxArray, ...], places: NDArray[np.intp]) -> SideSnapshot:
     """Rows of a float type."""
-    head_dim = _head_dim(held, arrays)
+    dim = head_dim(held, arrays)
     cache_type = FLOATS[arrays[-1].dtype]
-    codec = StoredCodec(cache_type, head_dim, head_dim)
+    codec = StoredCodec(cache_type, dim, dim)
     rows: Rows = (
         AffineRows(arrays, places, held.numbers["bits"], codec, where)
         if held.kind == QUANTIZED
@@ -185,6 +186,6 @@ def _rows(where: str, held: MlxLayer, arrays: tuple[MlxArray, ...], places: NDAr
     return SideSnapshot(codec, rows)
 
 
-def _head_dim(held: MlxLayer, arrays: tuple[MlxArray, ...]) -> int:
+def head_dim(held: MlxLayer, arrays: tuple[MlxArray, ...]) -> int:
     width: int = arrays[0].data.shape[3]
     return width * 32 // held.numbers["bits"] if held.kind == QUANTIZED else width
