@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import re
@@ -19,15 +20,17 @@ import pytest
 from test_without_mlx import COMMAND_LINE, REFUSE_MLX, python
 from tiny_models import TinyModel, write_tiny
 
+from tqgguf.cli.bench_table import notes
 from tqgguf.cli.main import main
 from tqgguf.formats.bench_record import BenchRecord, Memory, Speed, compare, differing_settings
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError, TqggufError
+from tqgguf.runtime.bench import speed
 from tqgguf.runtime.bench.match import measure_matches
 from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
 from tqgguf.runtime.bench.modes import ModeSession, modes_of
-from tqgguf.runtime.bench.speed import WARM_TOKENS, SpeedPlan, measure_speeds
+from tqgguf.runtime.bench.speed import WARM_DECODED, SpeedPlan, measure_speeds
 from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
 from tqgguf.runtime.evaluation.caches import CacheOptions
 from tqgguf.runtime.generation.session import Session
@@ -114,10 +117,46 @@ def test_caches_take_turns_in_an_order_of_each_repetition(loaded: LoadedModel, m
     speeds: list[Speed] = []
     plan = SpeedPlan([], [1], [128], repetitions=6, chunk=128, seed=0)
     measure_speeds(loaded, modes(loaded), plan, speeds, lambda n: None)
-    turns = turns[WARM_TOKENS * len(LABELS) :]
+    assert turns[: len(LABELS)] == LABELS  # warmed up, each by the one token that is then measured
+    turns = turns[len(LABELS) :]
     rounds = [turns[i : i + 4] for i in range(0, len(turns), 4)]
     assert len(rounds) == 6 and all(sorted(turn) == sorted(LABELS) for turn in rounds)
     assert len(set(map(tuple, rounds))) > 1
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers", "warm"),
+    [
+        ([40], [], [("prefill", 40)]),
+        ([1000], [], [("prefill", 256 + 232)]),
+        ([512], [3], [("prefill", 256), ("decode", 3)]),
+        ([], [500], [("decode", WARM_DECODED)]),
+    ],
+)
+def test_every_shape_of_every_cache_is_warmed_up_before_it_is_measured(
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    prompts: list[int],
+    answers: list[int],
+    warm: list[tuple[str, int]],
+) -> None:
+    """A first measurement would hold what is compiled for a shape and what memory is touched for the first time."""
+    plan = SpeedPlan(prompts, answers, [0, 128], repetitions=1, chunk=256, seed=1)
+    seen: list[tuple[str, str, int]] = []
+    measured = speed._measured
+
+    def noted(session: ModeSession, phase: str, new: list[int], tick: Any) -> float:
+        seen.append((session.mode.label, phase, len(new)))
+        return measured(session, phase, new, tick)
+
+    monkeypatch.setattr(speed, "_measured", noted)
+    measure_speeds(loaded, modes(loaded, "f16,turbo4"), plan, [], lambda n: None)
+    of_depth = len(seen) // 2
+    for at_depth in (seen[:of_depth], seen[of_depth:]):
+        first = at_depth[: 2 * len(warm)]
+        assert first == [(label, *test) for label in ("f16/f16", "turbo4/turbo4") for test in warm]
+        steps = {n % 256 or 256 for _, phase, n in at_depth[2 * len(warm) :] if phase == "prefill"}
+        assert steps <= {n % 256 or 256 for _, n in warm} and len(at_depth) == 4 * len(warm)
 
 
 def test_what_was_measured_before_an_interrupt_stays(loaded: LoadedModel) -> None:
@@ -249,10 +288,55 @@ def test_a_difference_within_the_spread_is_where_samples_overlap() -> None:
         return BenchRecord(["f16/f16"], {"chunk": 256}, [speed], [memory])
 
     near = list(compare(record(1.0, 2.0, 3.0), record(2.5, 3.5, 4.5)))
+    assert [d.samples for d in near] == [3, None, 1]
     assert [d.within_spread for d in near] == [True, None, None]
     assert (near[0].first, near[0].second) == (5.0, pytest.approx(10 / 3.5))
     assert next(compare(record(1.0, 2.0), record(2.1, 4.0))).within_spread is False
     assert differing_settings(record(1.0), record(1.0)) == []
+
+
+def test_one_sample_is_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def write(name: str, seconds: list[float], device: int) -> str:
+        speeds = [Speed("f16/f16", "decode", 10, 0, seconds, [1] * len(seconds))]
+        record = BenchRecord(["f16/f16"], {"chunk": 256}, speeds, [Memory("f16/f16", 10, 100, device, None, 1)])
+        (tmp_path / name).write_text(json.dumps(record.as_json()))
+        return str(tmp_path / name)
+
+    one, other, three = write("1", [1.0], 200), write("2", [1.03], 206), write("3", [1.03, 1.04, 1.05], 206)
+    for first, second in ((one, other), (one, three), (three, one)):
+        status, out, _ = bench(capsys, "--compare", first, second)
+        speed_row, kv_row, device_row = out.splitlines()[1:]
+        assert status == 0 and speed_row.endswith("x  one sample") and device_row.endswith("x  one sample")
+        assert kv_row.endswith("1.00x")
+    _, out, _ = bench(capsys, "--compare", one, other, "--json")
+    rows = json.loads(out)["differences"]
+    assert [(row["samples"], row["within_spread"]) for row in rows] == [(1, None), (None, None), (1, None)]
+
+
+def test_a_peak_above_that_of_f16_is_explained() -> None:
+    def record(blocks: int, chunk: int = 256) -> BenchRecord:
+        rows = [Memory("f16/f16", 256, 600, 1000, None, 1), Memory("turbo4/turbo4", 256, 150, blocks, None, 1)]
+        return BenchRecord(["f16/f16", "turbo4/turbo4"], {"chunk": chunk}, memories=rows, notes=["noted"])
+
+    assert notes(record(999)) == notes(record(1001, chunk=64)) == ["noted"]
+    noted, why = notes(record(1001))
+    assert noted == "noted" and why.startswith("peak device at 256 tokens: a cache in blocks takes more than f16")
+
+
+def test_the_rows_of_the_last_step_are_what_a_short_context_in_blocks_holds_beside_them(path: Path) -> None:
+    """What the note says: after 508 tokens a step of 256 leaves 252 rows in f16, one of 128 leaves 124."""
+    held = []
+    for chunk in (256, 128):
+        loaded = load_model(path)
+        (mode,) = modes(loaded, "turbo4@plain")
+        session = ModeSession(loaded, mode, n_ctx=512, chunk=chunk)
+        before = mx.get_active_memory()
+        session.prefill([1 + i % 250 for i in range(508)])
+        gc.collect()
+        held.append(mx.get_active_memory() - before)
+        del session
+    row = 2 * 2 * LLAMA.n_kv_heads * LLAMA.head_dim * 2  # K and V of two layers in f16
+    assert held[0] - held[1] == pytest.approx(128 * row, rel=0.1)
 
 
 def test_ratios_to_f16_are_those_of_single_repetitions() -> None:

@@ -13,7 +13,7 @@ from tqgguf.formats.bench_record import Difference, differing_settings, read_rec
 from tqgguf.formats.bench_record import compare as differences
 from tqgguf.formats.errors import RequestError
 
-_SPREAD = "within the spread"
+_SPREAD, _ONE_SAMPLE = "within the spread", "one sample"
 
 
 def compare(first: str, second: str, form: str) -> int:
@@ -39,7 +39,8 @@ def compare(first: str, second: str, form: str) -> int:
 
 def _row(d: Difference) -> Sequence[str]:
     first, second = (_written(d.what, x) for x in (d.first, d.second))
-    return d.what, d.mode, first, second, f"{d.ratio:.2f}x", _SPREAD if d.within_spread else ""
+    note = _ONE_SAMPLE if d.samples == 1 else _SPREAD if d.within_spread else ""
+    return d.what, d.mode, first, second, f"{d.ratio:.2f}x", note
 
 
 def _written(what: str, x: float) -> str:

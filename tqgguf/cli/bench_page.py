@@ -28,7 +28,7 @@ _MATCH = (
 def page(record: BenchRecord, words: Sequence[str]) -> str:
     """The whole page, HTML. `words`: the command line."""
     parts = [paragraph("The benchmark was interrupted before its end.")] if record.about.get("interrupted") else []
-    parts += map(paragraph, record.notes)
+    parts += map(paragraph, bench_table.notes(record))
     parts += chain(_speeds(record), _memories(record))
     if rows := bench_table.matches(record):
         parts += ["<h2>Answers as from f16</h2>", wide_table(rows), paragraph(_MATCH)]

@@ -13,6 +13,11 @@ from tqgguf.cli.json_text import json_text
 from tqgguf.formats.bench_record import REFERENCE, BenchRecord
 
 _MISSING = "-"
+ABOVE_F16 = (
+    "peak device at {} tokens: a cache in blocks takes more than f16 on contexts as short as a step, because the f16 "
+    "rows of a prompt's last step (up to -ub tokens) stay beside the blocks that are made of them until the next step; "
+    "before the first page of 128 tokens is full, balanced keys also keep the squares of their queries in 32 bits"
+)
 Rows = list[Sequence[str]]
 
 _CSV = (
@@ -29,8 +34,14 @@ def as_text(record: BenchRecord, form: str) -> str:
         return as_csv(record).rstrip("\n")
     write = markdown if form == "md" else aligned
     blocks = [write(rows) for rows in tables(record)]
-    blocks += [record.notes] if record.notes else []
+    blocks += [said] if (said := notes(record)) else []
     return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def notes(record: BenchRecord) -> list[str]:
+    """What is to be known of the figures: what was noted while they were measured, and what may surprise in them."""
+    above = list(dict.fromkeys(f"{memory.n_tokens:,}" for memory in record.above_f16()))
+    return [*record.notes, *([ABOVE_F16.format(", ".join(above))] if above else [])]
 
 
 def tables(record: BenchRecord) -> list[Rows]:

@@ -20,6 +20,9 @@ FORMAT, VERSION = "tqgguf bench", 1
 REFERENCE = "f16/f16"
 """The mode that ratios and matches refer to."""
 
+SHORT_STEPS = 2
+"""Steps of a prompt within which the f16 rows of the last one may weigh more than what blocks save."""
+
 Phase = Literal["prefill", "decode"]
 
 
@@ -111,6 +114,15 @@ class BenchRecord:
         """The speeds that have a sample."""
         return [speed for speed in self.speeds if speed.seconds]
 
+    def above_f16(self) -> list[Memory]:
+        """Memory of caches in blocks whose peak on the device is above that of the f16 cache at the same context, of
+        contexts up to SHORT_STEPS steps of a prompt.
+        """
+        f16 = {memory.n_tokens: memory for memory in self.memories if memory.mode == REFERENCE}
+        most = SHORT_STEPS * self.about.get("chunk", 0)
+        pairs = ((memory, f16[memory.n_tokens]) for memory in self.memories if memory.n_tokens in f16)
+        return [own for own, of in pairs if own.n_tokens <= most and own.kv < of.kv and own.device > of.device]
+
     @property
     def has_figures(self) -> bool:
         """Whether anything was measured."""
@@ -147,19 +159,25 @@ class BenchRecord:
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure in two records. ratio: the second over the first. within_spread: their samples overlap, so that the
-    difference says nothing; None for a figure without samples.
+    """One figure in two records. ratio: the second over the first. samples: those of the record with fewer, None for a
+    figure that comes out the same every time. within_spread: the samples of both overlap, so that the difference says
+    nothing; None where there is no spread to tell that by: one sample has none.
     """
 
     what: str
     mode: str
     first: float
     second: float
+    samples: int | None
     within_spread: bool | None
 
     @property
     def ratio(self) -> float:
         return self.second / self.first if self.first else math.nan
+
+
+_MEMORY_FIGURES = (("kv", "KV cache", None), ("device", "peak device", 1), ("rss", "peak RSS", 1))
+"""Field of Memory, its name, and how often it was measured; the first is computed."""
 
 
 def compare(first: BenchRecord, second: BenchRecord) -> Iterator[Difference]:
@@ -169,21 +187,21 @@ def compare(first: BenchRecord, second: BenchRecord) -> Iterator[Difference]:
         other = others.get(_test(speed))
         if other is not None:
             (low, high), (other_low, other_high) = speed.spread, other.spread
-            overlap = low <= other_high and other_low <= high
-            yield Difference(f"{speed.name} tokens/s", speed.mode, speed.rate, other.rate, overlap)
+            samples = min(len(speed.seconds), len(other.seconds))
+            overlap = low <= other_high and other_low <= high if samples > 1 else None
+            yield Difference(f"{speed.name} tokens/s", speed.mode, speed.rate, other.rate, samples, overlap)
     memories = {(memory.mode, memory.n_tokens): memory for memory in second.memories}
     for memory in first.memories:
         twin = memories.get((memory.mode, memory.n_tokens))
-        for name in ("kv", "device", "rss") if twin is not None else ():
+        for name, what, samples in _MEMORY_FIGURES if twin is not None else ():
             values = getattr(memory, name), getattr(twin, name)
             if None not in values:
-                what = {"kv": "KV cache", "device": "peak device", "rss": "peak RSS"}[name]
-                yield Difference(f"{what} bytes, {memory.n_tokens:,} tokens", memory.mode, *values, None)
+                yield Difference(f"{what} bytes, {memory.n_tokens:,} tokens", memory.mode, *values, samples, None)
     matches = {match.mode: match for match in second.matches}
     for match in first.matches:
         if match.mode in matches:
             shares = match.token_share, matches[match.mode].token_share
-            yield Difference("token match", match.mode, *shares, None)
+            yield Difference("token match", match.mode, *shares, None, None)
 
 
 def differing_settings(first: BenchRecord, second: BenchRecord) -> list[str]:

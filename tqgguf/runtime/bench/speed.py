@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tqgguf.formats.bench_record import Speed
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.runtime.bench.modes import ModeSession
 from tqgguf.runtime.evaluation.caches import Candidate
 from tqgguf.runtime.models.loaded_model import LoadedModel
 
-WARM_TOKENS = 16
-"""Evaluated, and as many decoded, behind each depth before anything is measured there."""
+WARM_DECODED = PAGE_TOKENS + 1
+"""Tokens that are decoded, at most, before decoding is measured: with them every kind of step has been taken once, also
+the one that fills a page and the one after it. What is compiled for a kind of step then is, and memory is touched."""
 
 Tick = Callable[[int], None]
 """Called with tokens that were evaluated since the last call; what it raises ends the measurement."""
@@ -43,10 +45,16 @@ class SpeedPlan:
         """Tokens of the longest sequence that is measured."""
         return max(self.depths) + max(n for _, n in self.tests) if self.tests else 0
 
+    def n_warm(self, phase: str, n: int) -> int:
+        """Tokens that a test of n is tried on before it is measured, by each cache at each depth: of a prompt one
+        whole chunk and the last one, which are all the shapes of its steps; of an answer up to WARM_DECODED.
+        """
+        return min(n, WARM_DECODED) if phase == "decode" else min(n, self.chunk + n % self.chunk)
+
     def n_tokens(self, n_modes: int) -> int:
         """Tokens that are evaluated for everything."""
-        each = sum(n for _, n in self.tests) * self.repetitions
-        return n_modes * sum(each + depth + 2 * WARM_TOKENS for depth in self.depths) if self.tests else 0
+        each = sum(n * self.repetitions + self.n_warm(phase, n) for phase, n in self.tests)
+        return n_modes * sum(each + depth for depth in self.depths) if self.tests else 0
 
 
 def random_tokens(n: int, vocabulary: int, *seed: int) -> list[int]:
@@ -84,15 +92,12 @@ def measure_speeds(
 
 
 def _prepared(loaded: LoadedModel, mode: Candidate, past: list[int], plan: SpeedPlan, tick: Tick) -> ModeSession:
-    """A session that holds `past`, after a little evaluating and decoding that nobody measures."""
-    session = ModeSession(loaded, mode, n_ctx=plan.n_ctx + 2 * WARM_TOKENS, chunk=plan.chunk)
+    """A session that holds `past`, after each test was tried behind it without being measured."""
+    session = ModeSession(loaded, mode, n_ctx=plan.n_ctx, chunk=plan.chunk)
     if past:
         _prefill(session, past, tick)
-    warm = session.fork()
-    _prefill(warm, past + [0] * WARM_TOKENS, tick)
-    for _ in range(WARM_TOKENS):
-        warm.decode(0)
-    tick(WARM_TOKENS)
+    for phase, n in plan.tests:
+        _measured(session.fork(), phase, [0] * plan.n_warm(phase, n), tick)
     return session
 
 
