@@ -38,7 +38,7 @@ class Files:
         return out
 
     def keep(self, name: str, *flags: str) -> None:
-        assert main(["cache", "save", name, "-m", "model.gguf", "-p", TEXT, *flags]) == 0
+        assert main(["cache", "save", name, "-m", "model.gguf", "-p", TEXT, "-ctk", "f16", "-ctv", "f16", *flags]) == 0
         self.capsys.readouterr()
 
     def read(self, name: str) -> bytes:
@@ -144,7 +144,7 @@ def test_json_tells_what_was_made(files: Files) -> None:
         (("a.session", "b.kv.gguf"), 2, "name the model with -m, or --head-dim"),
         (("model.gguf", "b.session"), 2, "a model becomes a GGUF"),
         (("a.kv.gguf", "b.session", "-m", "other.gguf"), 2, "expected this model's weights, found others"),
-        (("a.kv.gguf", "b.session", "-m", "."), 2, "expected the model's GGUF, found a folder"),
+        (("a.kv.gguf", "b.session", "-m", "."), 2, "expected a model, found a folder of GGUF files"),
         (
             ("a.kv.gguf", "b.kv.gguf", "--profile", "mine"),
             2,

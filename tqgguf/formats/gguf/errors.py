@@ -6,8 +6,6 @@ import os
 from itertools import islice
 from typing import Final
 
-import numpy as np
-
 from tqgguf.formats.rules.table import DefectError
 
 SHOWN_CHARACTERS: Final = 80  # of a name or value in a message: a damaged file's may have thousands
@@ -15,7 +13,7 @@ SHOWN_CHARACTERS: Final = 80  # of a name or value in a message: a damaged file'
 
 def shown(value: object) -> str:
     """A name or value from a file as it stands in a message: on one line, printable, not endless."""
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "reshape"):  # an array; numpy itself is not needed here, and --help need not wait for it
         value = value.reshape(-1)[: SHOWN_CHARACTERS + 1].tolist()
     if isinstance(value, str | bytes | list | tuple):
         value = value[: SHOWN_CHARACTERS + 1]
