@@ -53,8 +53,8 @@ def counted_rows(rows: NDArray[np.float16], n_skipped: int = 0) -> NDArray[np.bo
     """Which of a page's rows [n_kv_heads, tokens, head_dim] from `n_skipped` on count: [n_kv_heads, those tokens].
 
     A row's reach is the largest |k - middle| over its channels, with the lower median of each channel as the middle.
-    Rows whose reach is above FAR_OUTSIDE times the lower median of all reaches do not count; at least half always do.
-    No result depends on the order of operations, so that every backend leaves out the same rows.
+    Rows whose reach is above FAR_OUTSIDE times the lower median of all reaches do not count, nor those that are not
+    finite. No result depends on the order of operations, so that every backend leaves out the same rows.
     """
     return _counted(np.asarray(rows[:, n_skipped:], np.float32))
 
@@ -62,7 +62,8 @@ def counted_rows(rows: NDArray[np.float16], n_skipped: int = 0) -> NDArray[np.bo
 def _counted(values: NDArray[np.float32]) -> NDArray[np.bool_]:
     with np.errstate(invalid="ignore"):  # values that are not finite are refused when the page is encoded
         reach = np.abs(values - _lower_median(values)).max(axis=2, initial=0.0)
-        return np.asarray(~(reach > np.float32(FAR_OUTSIDE) * _lower_median(reach)))
+        limit = np.float32(FAR_OUTSIDE) * _lower_median(reach)
+        return np.asarray((reach <= limit) & (reach < np.inf))
 
 
 def _lower_median(values: NDArray[np.float32]) -> NDArray[np.float32]:

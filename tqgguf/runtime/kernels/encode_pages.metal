@@ -10,6 +10,7 @@
   constexpr float TINY = 1e-10f;  // a norm up to this counts as zero
   constexpr float LARGEST = 65504.0f;
   constexpr float FAR_OUTSIDE = 16.0f;
+  constexpr float BEYOND = 3.0e38f;  // the reach of a row with a value that is not finite
   constexpr int UNIT = TILED ? 4 : 1;
   SHARED(float, mean, DIM);  // the channels' middles, until it is known
   SHARED(float, reach, CENTRED ? 128 : 1);
@@ -23,7 +24,8 @@
 
   if (CENTRED) {
     // Rows far outside are left out of the mean: those whose reach, their largest distance from the channels' middles, is above
-    // FAR_OUTSIDE times the middle reach, which is to say times that of more than (n - 1) / 2 rows.
+    // FAR_OUTSIDE times the middle reach, which is to say times that of more than (n - 1) / 2 rows. Nor does a row count that is
+    // not finite. Nobody can refuse it here: such values become 0.
     const uint n_rows = 128u - n_skipped, own = uint(32 * SIMDGROUPS);
     for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += own)
       mean[d] = n_rows ? lower_median(page_rows + n_skipped * uint(DIM) + d, n_rows, uint(DIM)) : 0.0f;
@@ -32,7 +34,8 @@
       float most = 0.0f;
       UNROLL for (int i = 0; i < PER_LANE; ++i) {
         const uint d = uint(i) * 32u + lane;
-        most = metal::max(most, metal::abs(float(page_rows[token * uint(DIM) + d]) - mean[d]));
+        const float x = float(page_rows[token * uint(DIM) + d]);
+        most = metal::max(most, is_finite(x) ? metal::abs(x - mean[d]) : BEYOND);
       }
       most = simd_max(most);
       if (lane == 0u) reach[token] = most;
@@ -41,7 +44,7 @@
     for (uint token = n_skipped + thread_index_in_threadgroup; token < 128u; token += own) {
       uint further_in = 0u;
       for (uint other = n_skipped; other < 128u; ++other) further_in += reach[token] > FAR_OUTSIDE * reach[other] ? 1u : 0u;
-      counts[token] = further_in > (n_rows - 1u) / 2u ? 0u : 1u;
+      counts[token] = further_in > (n_rows - 1u) / 2u || reach[token] >= BEYOND ? 0u : 1u;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += own) {
@@ -67,7 +70,7 @@
       x[i] = float(page_rows[token * uint(DIM) + d]);
       if (CENTRED) x[i] -= float(mean[d]);
       if (SCALED) x[i] *= channel_scale[head * uint(DIM) + d];
-      if (token < n_skipped) x[i] = 0.0f;
+      if (token < n_skipped || !is_finite(x[i])) x[i] = 0.0f;
     }
     uint code[PER_LANE];
     float scale[PER_LANE / PER_GROUP];

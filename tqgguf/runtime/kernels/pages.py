@@ -24,21 +24,21 @@ from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 ENCODE = Kernel(
     "encode_pages",
-    ("codes.metal", "vectors.metal", "page_mean.metal"),
+    ("codes.metal", "halves.metal", "vectors.metal", "page_mean.metal"),
     ("rows", "channel_scale", "book", "boundaries", "signs", "sizes"),
     ("codes", "scales", "means"),
     ("n_skipped",),
 )
 DECODE = Kernel(
     "decode_pages",
-    ("codes.metal", "page_rows.metal"),
+    ("codes.metal", "halves.metal", "page_rows.metal"),
     ("codes", "scales", "page_means", "channel_scale", "prefix", "own", "book", "signs", "sizes", "position"),
     ("out",),
     ("first_head", "n_heads", "start", "n_coded", "codes_page", "n_prefix", "own_first", "n_own", "n_zeros"),
 )
 JOIN = Kernel(
     "join_rows",
-    (),
+    ("halves.metal",),
     ("k_tail", "k_new", "v_tail", "v_new", "sizes", "position"),
     ("k", "v"),
     ("k_dim", "v_dim", "capacity", "n_new", "n_heads"),

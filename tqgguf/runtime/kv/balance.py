@@ -5,6 +5,7 @@ The arithmetic is `formats.balance`'s; here are the arrays as MLX has them. Know
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,9 @@ def page_mean_mlx(rows: mx.array, n_skipped: int) -> mx.array:
         return mx.zeros((rows.shape[0], rows.shape[2]), dtype=mx.float16)
     middle = slice((n - 1) // 2, (n - 1) // 2 + 1)
     reach = mx.abs(values - mx.sort(values, axis=1)[:, middle]).max(axis=2, keepdims=True)
-    counts = mx.logical_not(reach > balance.FAR_OUTSIDE * mx.sort(reach, axis=1)[:, middle])
-    return (mx.where(counts, values, 0.0).sum(axis=1) * (1 / counts.sum(axis=1))).astype(mx.float16)
+    counts = (reach <= balance.FAR_OUTSIDE * mx.sort(reach, axis=1)[:, middle]) & (reach < math.inf)
+    share = 1 / mx.maximum(counts.sum(axis=1), 1)
+    return (mx.where(counts, values, 0.0).sum(axis=1) * share).astype(mx.float16)
 
 
 def balance_rows(rows: mx.array, mean: mx.array, scale: mx.array | None) -> mx.array:
