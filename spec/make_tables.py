@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tqgguf.formats.blocks.balance import FLOOR, SCALE_LIMITS
+from tqgguf.formats.blocks.balance import FAR_OUTSIDE, FLOOR, SCALE_LIMITS
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES, PAGE_TOKENS, BlockType
 from tqgguf.formats.blocks.cache_spec import TURBO_PREFIX, LayerTypes
 from tqgguf.formats.blocks.codebooks import HALVES, TABLE_GROUP, codebook
@@ -60,6 +60,7 @@ def tables() -> dict[str, Any]:
             "page_tokens": PAGE_TOKENS,
             "exact_prefix_max": PAGE_TOKENS,
             "exact_prefix_default": {"turbo": TURBO_PREFIX, "ggml": 0},
+            "far_outside": FAR_OUTSIDE,
             "balance_floor": FLOOR,
             "channel_scale_min": SCALE_LIMITS[0],
             "channel_scale_max": SCALE_LIMITS[1],

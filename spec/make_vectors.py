@@ -17,6 +17,7 @@ from tqgguf.formats.blocks.balance import (
     balance_rows,
     centred_squares,
     channel_scale,
+    counted_rows,
     page_mean,
     unbalance_rows,
 )
@@ -276,6 +277,45 @@ def page_vectors() -> dict[str, Any]:
     }
 
 
+def outlier_vectors() -> dict[str, Any]:
+    """A page of two KV heads whose rows far outside decide neither the mean nor the channel scale."""
+    heads, dim, prefix = 2, 64, TURBO_PREFIX
+    rng = np.random.default_rng(28)
+    keys = rng.standard_normal((heads, PAGE_TOKENS, dim)) * rng.uniform(0.2, 3.0, (heads, 1, dim))
+    keys[1, :, 7] += 500
+    keys[0, [2, 9, 60]] *= np.array([[1000], [1000], [100]])
+    keys[1, 77] *= 8  # its constant too: far from the middle, though not from zero
+    keys[0, 20:50] *= 300
+    keys[0, 127, 5] = 65504
+    keys16 = keys.clip(-65504, 65504).astype(np.float16)
+    mean = page_mean(keys16, prefix)
+    query_squares, key_squares = rng.uniform(1, 4, (heads, dim)), centred_squares(keys16, mean, prefix)
+    a = channel_scale(query_squares, key_squares, RopeLayout(dim))
+    pages = []
+    for name, scale in (("turbo3", a), ("q4_0", None)):
+        rows = balance_rows(keys16, mean, scale)
+        rows[:, :prefix] = 0
+        blocks = resolve_codec(name, dim, "k").encode(rows)
+        balance = "page" if scale is None else "full"
+        pages.append({"type": name, "balance": balance, "blocks": blocks.swapaxes(0, 1).tobytes().hex()})
+    counted = counted_rows(keys16, prefix)
+    return {
+        "what": "One page of K, 128 tokens, 2 KV heads of 64 values, some rows far outside. Arrays as in page.json; "
+        "channel_scale is of RoPE over halves of all channels, in double precision",
+        "n_kv_heads": heads,
+        "head_dim": dim,
+        "exact_prefix": prefix,
+        "rows_f16": hexed(keys16.swapaxes(0, 1), "<f2"),
+        "far_outside": [(np.flatnonzero(~of_head) + prefix).tolist() for of_head in counted],
+        "mean_f16": hexed(mean, "<f2"),
+        "query_squares": query_squares.tolist(),
+        "key_squares": key_squares.tolist(),
+        "channel_scale_f32": hexed(a, "<f4"),
+        "relative_tolerance": 1e-6,
+        "pages": pages,
+    }
+
+
 def attention_vectors(rng: np.random.Generator, rows: np.ndarray, k: np.ndarray, v: np.ndarray, prefix: int) -> Any:
     """One query per query head at position 130 over the page above (K turbo3 balanced, V turbo4) and three f16 rows."""
     heads, dim, group, n_tail = 2, 64, 2, 3
@@ -312,6 +352,7 @@ def main() -> None:
     write(vectors / "ggml-rotated.json", rotated_vectors())
     write(vectors / "float.json", float_vectors())
     write(vectors / "page.json", page_vectors())
+    write(vectors / "page-outliers.json", outlier_vectors())
 
 
 if __name__ == "__main__":

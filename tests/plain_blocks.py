@@ -291,9 +291,24 @@ def half_away(q: float) -> int:
 # --- pages
 
 
+def lower_median(x: Values) -> float:
+    return sorted(x)[(len(x) - 1) // 2]
+
+
+def counted_rows(rows: list[Values], n_prefix: int) -> list[int]:
+    """Of one KV head's rows of a page, f16 values, the tokens that mean and channel scale count."""
+    tokens = range(n_prefix, len(rows))
+    if not tokens:
+        return []
+    middle = [lower_median([rows[t][c] for t in tokens]) for c in range(len(rows[0]))]
+    reach = {t: max(f32(abs(k - m)) for k, m in zip(rows[t], middle, strict=True)) for t in tokens}
+    limit = LIMITS["far_outside"] * lower_median(list(reach.values()))
+    return [t for t in tokens if reach[t] <= limit]
+
+
 def page_mean(rows: list[Values], n_prefix: int) -> Values:
     """Of one KV head's rows of a page, f16 values; one value per channel."""
-    counted = rows[n_prefix:]
+    counted = [rows[t] for t in counted_rows(rows, n_prefix)]
     share = f32(1 / len(counted)) if counted else 1.0
     mean = []
     for channel in range(len(rows[0])):
@@ -302,6 +317,13 @@ def page_mean(rows: list[Values], n_prefix: int) -> Values:
             total = f32(total + row[channel])
         mean.append(struct.unpack("<e", f16_bytes(f32(total * share)))[0])
     return mean
+
+
+def counted_queries(squares: list[Values]) -> list[int]:
+    """Of one KV head's tokens, of which each has the sum of its group's q[c]**2, those that a channel scale counts."""
+    largest = {t: max(x) for t, x in enumerate(squares) if 0 < max(x) < math.inf}
+    limit = LIMITS["far_outside"] ** 2 * lower_median(list(largest.values())) if largest else 0.0
+    return [t for t, top in largest.items() if top <= limit]
 
 
 def balance(row: Values, mean: Values, scale: Values) -> Values:

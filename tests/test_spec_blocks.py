@@ -13,13 +13,22 @@ import numpy as np
 import plain_blocks as plain
 import pytest
 
-from tqgguf.formats.blocks.balance import RopeLayout, balance_rows, channel_scale, page_mean, unbalance_rows
+from tqgguf.formats.blocks.balance import (
+    RopeLayout,
+    balance_rows,
+    centred_squares,
+    channel_scale,
+    counted_rows,
+    page_mean,
+    unbalance_rows,
+)
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.codec import Codec, make_codec, resolve_codec, turbo_rotation
 from tqgguf.formats.blocks.rotation import Rotation
 
 VECTORS = Path(__file__).parent.parent / "spec" / "vectors"
-BLOCK_FILES = sorted(path.name for path in VECTORS.glob("*.json") if path.name not in ("page.json", "turbo-fork.json"))
+NOT_BLOCKS = ("page.json", "page-outliers.json", "turbo-fork.json")
+BLOCK_FILES = sorted(path.name for path in VECTORS.glob("*.json") if path.name not in NOT_BLOCKS)
 TURBO = ("turbo4", "turbo3", "turbo2")
 
 
@@ -228,6 +237,55 @@ def test_blocks_of_a_page_are_those_of_the_spec(page: dict[str, Any]) -> None:
             assert (unbalance_rows(decoded, mean, scale) if balanced else decoded)[
                 head, int(token)
             ].tolist() == expected
+
+
+# The same with rows far outside: arrays of page-outliers.json.
+OUTLIERS = load("page-outliers.json")
+
+
+def test_rows_far_outside_are_those_of_the_spec() -> None:
+    n_heads, n_prefix = OUTLIERS["n_kv_heads"], OUTLIERS["exact_prefix"]
+    rows = array(OUTLIERS["rows_f16"], "<f2", 128, n_heads, DIM).swapaxes(0, 1)
+    expected = [[9, *range(20, 50), 60, 127], [77]]
+    assert OUTLIERS["far_outside"] == expected
+    for head, counts in enumerate(counted_rows(rows, n_prefix)):
+        assert (np.flatnonzero(~counts) + n_prefix).tolist() == expected[head]
+        by_loops = plain.counted_rows(rows[head].astype(float).tolist(), n_prefix)
+        assert sorted({*range(n_prefix, 128)} - {*by_loops}) == expected[head]
+    by_loops = [plain.page_mean(of_head, n_prefix) for of_head in rows.astype(float).tolist()]
+    assert np.array(by_loops, "<f2").tobytes().hex() == OUTLIERS["mean_f16"]
+    assert page_mean(rows, n_prefix).tobytes().hex() == OUTLIERS["mean_f16"]
+
+
+def test_blocks_of_a_page_with_rows_far_outside_are_those_of_the_spec() -> None:
+    n_heads, n_prefix = OUTLIERS["n_kv_heads"], OUTLIERS["exact_prefix"]
+    rows = array(OUTLIERS["rows_f16"], "<f2", 128, n_heads, DIM).swapaxes(0, 1)
+    mean, a = (
+        array(OUTLIERS["mean_f16"], "<f2", n_heads, DIM),
+        array(OUTLIERS["channel_scale_f32"], "<f4", n_heads, DIM),
+    )
+    exact = (rows.astype(float) - mean.astype(float)[:, None]) ** 2
+    counts = [[t for t in range(n_prefix, 128) if t not in outside] for outside in OUTLIERS["far_outside"]]
+    squares = np.stack([of_head[tokens].sum(axis=0) for of_head, tokens in zip(exact, counts, strict=True)])
+    queries, tolerance = np.array(OUTLIERS["query_squares"]), OUTLIERS["relative_tolerance"]
+    np.testing.assert_allclose(OUTLIERS["key_squares"], squares, rtol=tolerance)
+    np.testing.assert_allclose(centred_squares(rows, mean, n_prefix), squares, rtol=tolerance)
+    np.testing.assert_allclose(channel_scale(queries, squares, RopeLayout(DIM)), a, rtol=tolerance)
+    pairs = PAIRS["halves_64"][1]
+    by_loops = [plain.channel_scale(queries[h].tolist(), squares[h].tolist(), pairs) for h in range(n_heads)]
+    np.testing.assert_allclose(by_loops, a, rtol=tolerance)
+    for page in OUTLIERS["pages"]:
+        codec = resolve_codec(page["type"], DIM, "k")
+        scale = a if page["balance"] == "full" else np.ones_like(a)
+        coded = balance_rows(rows, mean, scale)
+        coded[:, :n_prefix] = 0
+        assert codec.encode(coded).swapaxes(0, 1).tobytes().hex() == page["blocks"]
+        stored = array(page["blocks"], "u1", 128, n_heads, codec.row_bytes)
+        for head, token in ((0, 3), (0, 9), (0, 10), (0, 30), (0, 126), (0, 127), (1, 77), (1, 78)):
+            by_head = (x[head].astype(float).tolist() for x in (rows[:, token], mean, scale))
+            row = plain.balance(*by_head) if token >= n_prefix else [0.0] * DIM
+            chunk = None if page["type"] in TURBO else 64
+            assert plain.encode_row(page["type"], row, chunk) == stored[token, head].tobytes()
 
 
 @pytest.mark.parametrize("result", PAGE["attention"]["results"], ids=lambda result: f"window-{result['window']}")

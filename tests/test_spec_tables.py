@@ -128,7 +128,7 @@ def expected_limits() -> Rows:
     values = (
         *(limits[k] for k in ("f16_max", "norm_floor", "iq4_nl_floor", "page_tokens", "exact_prefix_max")),
         *(limits["exact_prefix_default"][family] for family in ("turbo", "ggml")),
-        *(limits[k] for k in ("balance_floor", "channel_scale_min", "channel_scale_max")),
+        *(limits[k] for k in ("far_outside", "balance_floor", "channel_scale_min", "channel_scale_max")),
     )
     return [[number(value)] for value in values]
 

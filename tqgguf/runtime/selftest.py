@@ -207,8 +207,11 @@ def _scale(head_dim: int) -> mx.array:
 
 def _encode(reading: Reading, codec: Codec, balanced: bool, tiled: bool = False) -> Callable[[], float]:
     def compare() -> float:
-        rows = mx.array(_rows(2 * PAGE, codec.head_dim, 1))
-        scale = _scale(codec.head_dim) if balanced else None
+        given = _rows(2 * PAGE, codec.head_dim, 1)
+        if balanced:  # a row far outside, which the mean leaves out
+            given = given.copy()
+            given[:, 40] *= 50
+        rows, scale = mx.array(given), _scale(codec.head_dim) if balanced else None
         sides = []
         for by in (reading, NumpyReading()):
             in_tiles = tiled and by is reading

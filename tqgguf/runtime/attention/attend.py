@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from tqgguf.runtime.attention.readings import Reading, Reads
+from tqgguf.runtime.kv.block_ops import as_float
 from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, prefix_length
 
 TILE_PAGES = 8  # pages decoded at a time: 1,024 keys, large enough for the matmul, small enough for the caches
@@ -73,7 +74,7 @@ def attend(
             reads.count(group.n_coded, not k.codec.is_float, not v.codec.is_float)
     parts = [group.result(v) for group in groups]
     out = parts[0] if len(parts) == 1 else reading.xp.concatenate(parts, axis=2)
-    return mx.array(out).reshape(1, n_heads, n_rows, -1).astype(q.dtype)
+    return as_float(mx.array(out).reshape(1, n_heads, n_rows, -1), q.dtype)
 
 
 def _coded_query(reading: Reading, k: SideView, queries: Any) -> Any:

@@ -91,7 +91,7 @@ class CReading(NumpyReading):
                 reads.count_page(lo, hi, k.codec, v.codec, window, step.n_prefix, own)
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         answer = mx.array(out[None])
-        return answer if answer.dtype == q.dtype else answer.astype(q.dtype)
+        return answer if answer.dtype == q.dtype else block_ops.as_float(answer, q.dtype)
 
 
 class _Side:

@@ -56,6 +56,10 @@ class KernelReading(MlxReading):
         codes, scales, _ = encode_pages(self.launcher, codec, rows)
         return codes[0], scales[0]
 
+    def check_finite(self, codec: Codec, rows: mx.array) -> None:
+        if not _can_encode(codec, rows):
+            super().check_finite(codec, rows)
+
     def tiles_values(self, codec: Codec) -> bool:
         return can_be_tiled(codec) and is_supported(codec)
 

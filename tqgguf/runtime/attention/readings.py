@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.blocks.codec import Codec, refuse_non_finite
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.products import product
 from tqgguf.runtime.kv import block_ops
@@ -65,6 +65,9 @@ class Reading(Protocol):
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         """Rows f16 or f32 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, [n_kv_heads, tokens, ...]."""
+
+    def check_finite(self, codec: Codec, rows: mx.array) -> None:
+        """As `sides.PageEncoder` has it."""
 
     def tiles_values(self, codec: Codec) -> bool:
         """Whether caches hold V's codes in the order of `kernels.tiles` for this backend."""
@@ -139,12 +142,12 @@ class Reading(Protocol):
         """
         end_page = offset // PAGE
         if side.codes is None or end_page <= side.pages_start:
-            return side.rows.astype(dtype)[None]
+            return block_ops.as_float(side.rows, dtype)[None]
         blocks = side.decoded(side.pages_start, end_page)
         parts = [blocks, side.rows]
         if side.prefix is not None and side.pages_start == 0:
             parts = [side.prefix, blocks[:, side.prefix.shape[1] :], side.rows]
-        return mx.concatenate(parts, axis=1).astype(dtype)[None]
+        return block_ops.as_float(mx.concatenate(parts, axis=1), dtype)[None]
 
     def grows_late(self, k: Codec, v: Codec, n_rows: int) -> bool:
         """Whether steps that only make tails longer are joined to them by `answer_late`, together with attention."""
@@ -268,6 +271,10 @@ class NumpyReading(Reading):
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         return block_ops.encode_page_numpy(codec, rows)
 
+    def check_finite(self, codec: Codec, rows: mx.array) -> None:
+        values = np.asarray(rows)
+        refuse_non_finite(values, values)
+
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_numpy(rows, n_skipped)
 
@@ -310,6 +317,11 @@ class MlxReading(Reading):
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         return block_ops.encode_page_mlx(codec, rows)
+
+    def check_finite(self, codec: Codec, rows: mx.array) -> None:
+        if not block_ops.can_encode(codec):  # its encoder would refuse them, but later
+            values = np.asarray(rows)
+            refuse_non_finite(values, values)
 
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_mlx(rows, n_skipped)
@@ -370,7 +382,7 @@ class MlxReading(Reading):
             mask=seen[None],
             sinks=None if sinks is None else sinks.astype(mx.float32),
         )
-        return out.astype(q.dtype)
+        return block_ops.as_float(out, q.dtype)
 
     def _rows_in_page(self, side: SideView, first: int, last: int) -> mx.array:
         """float32 [n_kv_heads, tokens, head_dim] in original axes: pages first .. last - 1 as blocks, then the tail."""
@@ -391,7 +403,12 @@ class MlxReading(Reading):
 
 def _f16(new: mx.array) -> NDArray[np.float16]:
     """`block_ops.to_f16` of float32, at once."""
-    return np.clip(np.asarray(new), -block_ops.F16_MAX, block_ops.F16_MAX).astype(np.float16)
+    values = np.asarray(new)
+    rows = np.clip(values, -block_ops.F16_MAX, block_ops.F16_MAX).astype(np.float16)
+    infinite = np.isinf(values)
+    if infinite.any():
+        rows[infinite] = values[infinite]
+    return rows
 
 
 def _numpy(a: mx.array) -> Any:

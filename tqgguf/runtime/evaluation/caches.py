@@ -23,6 +23,7 @@ from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.evaluation.cache_pairs import MLX_BITS, PLAIN, CachePair
 from tqgguf.runtime.evaluation.simulated_cache import charged_bits, check_heads, simulated
 from tqgguf.runtime.evaluation.simulated_schemes import SCHEMES, Scheme, variant
+from tqgguf.runtime.kv.block_ops import to_f16
 from tqgguf.runtime.kv.settings import check_cache_types
 
 MLX_GROUP = 64  # values that share a scale and a bias in mlx-lm's cache, by its default
@@ -175,7 +176,7 @@ class _HalfQuantizedKVCache(QuantizedKVCache):
     """mlx-lm's cache as a half-precision model fills it: scales and biases are f16 whatever the activations are."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        return super().update_and_fetch(keys.astype(mx.float16), values.astype(mx.float16))
+        return super().update_and_fetch(to_f16(keys), to_f16(values))
 
 
 def _mlx(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int) -> Candidate:

@@ -1,7 +1,8 @@
 """Calibrating the channel scale of K: a text goes through a model with an f16 cache, and queries and keys are counted.
 
 Statistics are of what a balanced cache would encode: keys of whole pages after their page's mean was subtracted,
-without the exact prefix, and the queries that read them. How scales follow from them is `formats.balance`'s.
+without the exact prefix, and the queries that read them; page by page without what is far outside. What that is, and
+how scales follow from the statistics, is `formats.balance`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout, centred_squares, channel_scale, page_mean
+from tqgguf.formats.blocks.balance import (
+    NOT_ROTATED,
+    RopeLayout,
+    centred_squares,
+    channel_scale,
+    page_mean,
+    summed_queries,
+)
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import TURBO_PREFIX
 from tqgguf.formats.errors import EncodeError, RequestError
@@ -50,18 +58,24 @@ class QueryKeyStatistics:
         self.layers: dict[int, LayerSquares] = {}
 
     def __call__(self, step: Step, q: mx.array, scale: float) -> None:
-        """Count the step's queries [1, n_heads, rows, head_dim] and the pages that its rows are."""
+        """Count the step's queries [1, n_heads, rows, head_dim] and the pages that its rows are. EncodeError: values
+        that are not finite."""
         rows = np.asarray(step.k.rows)
         n_kv_heads, _, head_dim = rows.shape
         zeros = np.zeros((n_kv_heads, head_dim))
         squares = self.layers.setdefault(step.layer, LayerSquares(zeros, zeros))
         queries = np.asarray(q[0].astype(mx.float32)).astype(np.float64)
-        grouped = queries[:, max(0, self.n_prefix - step.offset) :].reshape(n_kv_heads, -1, head_dim)
-        squares.queries = squares.queries + (grouped**2).sum(axis=1)
-        for start in range(step.offset, step.offset + step.n_rows - PAGE_TOKENS + 1, PAGE_TOKENS):
-            page = rows[:, start - step.k.rows_start :][:, :PAGE_TOKENS]
-            n_skipped = self.n_prefix if start == 0 else 0
-            squares.keys = squares.keys + centred_squares(page, page_mean(page, n_skipped), n_skipped)
+        new = rows[:, step.offset - step.k.rows_start :][:, : step.n_rows]
+        if not (np.isfinite(queries).all() and np.isfinite(new).all()):
+            raise EncodeError(f"layer {step.layer}: expected finite queries and keys, found others")
+        by_token = (queries.reshape(n_kv_heads, -1, step.n_rows, head_dim) ** 2).sum(axis=1)
+        for start in range(0, step.n_rows, PAGE_TOKENS):
+            n_skipped = max(0, self.n_prefix - step.offset - start)
+            page = slice(start, start + PAGE_TOKENS)
+            squares.queries = squares.queries + summed_queries(by_token[:, page][:, n_skipped:])
+            keys = new[:, page]
+            if keys.shape[1] == PAGE_TOKENS:
+                squares.keys = squares.keys + centred_squares(keys, page_mean(keys, n_skipped), n_skipped)
 
 
 def calibrate(
@@ -85,11 +99,7 @@ def calibrate(
     if n_unseen or not statistics.layers:
         raise RequestError("the model computes attention by itself: its queries cannot be seen, nor be balanced for")
     layouts = rope_layouts(loaded.model)
-    found = sorted(statistics.layers.items())
-    for layer, squares in found:
-        if not (np.isfinite(squares.queries).all() and np.isfinite(squares.keys).all()):
-            raise EncodeError(f"layer {layer}: expected finite queries and keys, found others")
-    return {layer: squares.scale(_layout(layouts, layer)) for layer, squares in found}
+    return {layer: squares.scale(_layout(layouts, layer)) for layer, squares in sorted(statistics.layers.items())}
 
 
 def _layout(layouts: Sequence[RopeLayout], layer: int) -> RopeLayout:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout, centred_squares, page_mean
+from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout, centred_squares, counted_rows, page_mean
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES
 from tqgguf.formats.errors import RequestError
@@ -131,7 +131,7 @@ class _Layer:
             page = rows[:, start : start + PAGE]
             mean = page_mean(page)
             energy = (mean.astype(np.float64) ** 2).sum(axis=1)
-            rest = centred_squares(page, mean).sum(axis=1) / PAGE
+            rest = centred_squares(page, mean).sum(axis=1) / counted_rows(page).sum(axis=1)
             self._mean_energy = self._mean_energy + energy
             self._energy = self._energy + energy + rest
             self._pages += 1

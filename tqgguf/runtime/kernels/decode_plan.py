@@ -40,7 +40,7 @@ ATTENTION = Kernel(
 )
 MERGE = Kernel(
     "merge_partials",
-    ("codes.metal", "vectors.metal"),
+    ("codes.metal", "vectors.metal", "halves.metal"),
     ("sums", "statistics", "v_signs", "sinks", "sizes"),
     ("out",),
     _SIZES,

@@ -1,16 +1,20 @@
   // Whole pages of rows to blocks. grid: x pages, y KV heads. rows T [kv heads, pages * 128, DIM] in original axes; codes
   // uint8 [pages, kv heads, 128, row bytes], scales f16 [pages, kv heads, 128, groups]. CENTRED: each page's mean is taken out
   // first, and written f16 [pages, kv heads, DIM]; SCALED: what is left is multiplied by channel_scale [kv heads, DIM].
-  // The first n_skipped rows (the exact prefix) become zero blocks and are left out of the mean. TILED: codes as tiles have
-  // them (codes.metal), four tokens at a time.
+  // The first n_skipped rows (the exact prefix) become zero blocks and are left out of the mean, as are rows far outside.
+  // TILED: codes as tiles have them (codes.metal), four tokens at a time.
   using namespace tq;
   typedef Part<TYPE, DIM, GROUP, 1> Row;
   constexpr int PER_LANE = DIM / 32;
   constexpr int PER_GROUP = GROUP / 32;
   constexpr float TINY = 1e-10f;  // a norm up to this counts as zero
   constexpr float LARGEST = 65504.0f;
+  constexpr float FAR_OUTSIDE = 16.0f;
+  constexpr float BEYOND = 3.0e38f;  // the reach of a row with a value that is not finite
   constexpr int UNIT = TILED ? 4 : 1;
-  SHARED(float, mean, DIM);
+  SHARED(float, mean, DIM);  // the channels' middles, until it is known
+  SHARED(float, reach, CENTRED ? 128 : 1);
+  SHARED(uint, counts, CENTRED ? 128 : 1);
   SHARED(uint, staged, TILED ? SIMDGROUPS * 4 * DIM / 4 : 1);  // codes of a unit, four to a word: value d of four tokens
   const uint page = threadgroup_position_in_grid.x, head = threadgroup_position_in_grid.y;
   const uint n_pages = threadgroups_per_grid.x, n_heads = threadgroups_per_grid.y;
@@ -19,10 +23,39 @@
   const device T* page_rows = rows + (ulong(head * n_pages + page) * ulong(128 * DIM));
 
   if (CENTRED) {
-    for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += uint(32 * SIMDGROUPS)) {
+    // Rows far outside are left out of the mean: those whose reach, their largest distance from the channels' middles, is above
+    // FAR_OUTSIDE times the middle reach, which is to say times that of more than (n - 1) / 2 rows. Nor does a row count that is
+    // not finite. Nobody can refuse it here: such values become 0.
+    const uint n_rows = 128u - n_skipped, own = uint(32 * SIMDGROUPS);
+    for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += own)
+      mean[d] = n_rows ? lower_median(page_rows + n_skipped * uint(DIM) + d, n_rows, uint(DIM)) : 0.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint token = n_skipped + simdgroup; token < 128u; token += uint(SIMDGROUPS)) {
+      float most = 0.0f;
+      UNROLL for (int i = 0; i < PER_LANE; ++i) {
+        const uint d = uint(i) * 32u + lane;
+        const float x = float(page_rows[token * uint(DIM) + d]);
+        most = metal::max(most, is_finite(x) ? metal::abs(x - mean[d]) : BEYOND);
+      }
+      most = simd_max(most);
+      if (lane == 0u) reach[token] = most;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint token = n_skipped + thread_index_in_threadgroup; token < 128u; token += own) {
+      uint further_in = 0u;
+      for (uint other = n_skipped; other < 128u; ++other) further_in += reach[token] > FAR_OUTSIDE * reach[other] ? 1u : 0u;
+      counts[token] = further_in > (n_rows - 1u) / 2u || reach[token] >= BEYOND ? 0u : 1u;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += own) {
       float sum = 0.0f;
-      for (uint token = n_skipped; token < 128u; ++token) sum += float(page_rows[token * uint(DIM) + d]);
-      const half rounded = half(n_skipped < 128u ? sum * (1.0f / float(128u - n_skipped)) : 0.0f);
+      uint n_counted = 0u;
+      for (uint token = n_skipped; token < 128u; ++token) {
+        if (counts[token] == 0u) continue;
+        sum += float(page_rows[token * uint(DIM) + d]);
+        n_counted += 1u;
+      }
+      const half rounded = half(n_counted ? sum * (1.0f / float(n_counted)) : 0.0f);
       mean[d] = float(rounded);
       means[(page * n_heads + head) * uint(DIM) + d] = rounded;
     }
@@ -37,7 +70,7 @@
       x[i] = float(page_rows[token * uint(DIM) + d]);
       if (CENTRED) x[i] -= float(mean[d]);
       if (SCALED) x[i] *= channel_scale[head * uint(DIM) + d];
-      if (token < n_skipped) x[i] = 0.0f;
+      if (token < n_skipped || !is_finite(x[i])) x[i] = 0.0f;
     }
     uint code[PER_LANE];
     float scale[PER_LANE / PER_GROUP];

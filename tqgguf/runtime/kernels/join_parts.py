@@ -20,7 +20,7 @@ _LEVELS = tuple(f"level{i}" for i in range(MOST_LEVELS))
 _PARTS = ("own", "pieces", "rest", *_LEVELS)
 JOIN_PARTS = Kernel(
     "join_parts",
-    ("codes.metal", "page_rows.metal", "part_sums.metal"),
+    ("codes.metal", "halves.metal", "page_rows.metal", "part_sums.metal"),
     (*_PARTS, *(f"{part}_sums" for part in _PARTS), "sinks", "sizes"),
     ("out",),
     ("n_rows", "first_row", "n_pages", "n_pieces", "n_rest", "n_levels"),

@@ -1,5 +1,5 @@
   // Tails of K and V f16 [heads, n_held, dim], each with new rows T [heads, n_new, dim] after them: f16 [heads, rows, dim].
-  // Values beyond f16's range become its largest; NaN stays. position[0]: rows that are held. capacity: rows that there is
+  // Finite values beyond f16's range become its largest; infinity and NaN stay. position[0]: rows that are held. capacity: rows that there is
   // room for in tails of fixed length, which come and go with all of them; 0 for tails that grow. n_heads: of each sequence of
   // a batch, whose position has two numbers for each: where its new rows stand, and how many are its own; 0 for one sequence.
   // grid: x rows, y heads, z sides.
@@ -20,7 +20,7 @@
     } else {
       x = is_v ? float(v_new[fresh]) : float(k_new[fresh]);
     }
-    x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+    x = within_half(x);
     const uint at = (head * n_rows + row) * dim + d;
     if (is_v) {
       v[at] = half(x);

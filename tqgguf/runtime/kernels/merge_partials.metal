@@ -66,5 +66,5 @@
     rotation.undo(x, lane);
     const float weight = exp2_fast(own_maximum - maximum), inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
     UNROLL for (int i = 0; i < PER_LANE; ++i)
-      out[(head * n_columns + column) * uint(V_DIM) + uint(i) * 32u + lane] = T((x[i] + weight * own[i]) * inverse);
+      out[(head * n_columns + column) * uint(V_DIM) + uint(i) * 32u + lane] = as_output<T>((x[i] + weight * own[i]) * inverse);
   }

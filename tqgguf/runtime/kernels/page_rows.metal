@@ -12,7 +12,7 @@ inline void load_halves(const device half* from, thread float* x) {
 }
 
 template <class T> inline uint pack_two(float a, float b) { return uint(as_type<ushort>(T(a))) | (uint(as_type<ushort>(T(b))) << 16); }
-template <> inline uint pack_two<half>(float a, float b) { return pack_halves(a, b); }
+template <> inline uint pack_two<half>(float a, float b) { return pack_halves(within_half(a), within_half(b)); }
 template <> inline uint pack_two<float>(float, float) { return 0u; }
 // N values as T to an aligned address, 16 bytes at a time, or eight where there are no more.
 template <int N, class T> inline void store_values(device T* to, const thread float* x) {

@@ -24,21 +24,21 @@ from tqgguf.runtime.kv.side_view import PAGE, SideView
 
 ENCODE = Kernel(
     "encode_pages",
-    ("codes.metal", "vectors.metal"),
+    ("codes.metal", "halves.metal", "vectors.metal", "page_mean.metal"),
     ("rows", "channel_scale", "book", "boundaries", "signs", "sizes"),
     ("codes", "scales", "means"),
     ("n_skipped",),
 )
 DECODE = Kernel(
     "decode_pages",
-    ("codes.metal", "page_rows.metal"),
+    ("codes.metal", "halves.metal", "page_rows.metal"),
     ("codes", "scales", "page_means", "channel_scale", "prefix", "own", "book", "signs", "sizes", "position"),
     ("out",),
     ("first_head", "n_heads", "start", "n_coded", "codes_page", "n_prefix", "own_first", "n_own", "n_zeros"),
 )
 JOIN = Kernel(
     "join_rows",
-    (),
+    ("halves.metal",),
     ("k_tail", "k_new", "v_tail", "v_new", "sizes", "position"),
     ("k", "v"),
     ("k_dim", "v_dim", "capacity", "n_new", "n_heads"),
@@ -59,8 +59,9 @@ def encode_pages(
 ) -> tuple[mx.array, mx.array, mx.array | None]:
     """Rows f16 or f32 [n_kv_heads, pages * PAGE, head_dim] to planes of blocks.
 
-    centred: each page's mean is taken out first. channel_scale: f32 [n_kv_heads, head_dim], multiplied into what is
-    left. The first n_skipped rows become zero blocks and are left out of the mean. tiled: codes as `tiles` has them.
+    centred: each page's mean (`balance.page_mean`) is taken out first. channel_scale: f32 [n_kv_heads, head_dim],
+    multiplied into what is left. The first n_skipped rows become zero blocks and are left out of the mean. tiled: codes
+    as `tiles` has them.
     The codec is a block type that `types.is_supported`. Returns codes uint8 and scales f16 [pages, n_kv_heads, PAGE,
     ...], and means f16 [pages, n_kv_heads, head_dim] or None.
     """

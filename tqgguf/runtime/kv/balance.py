@@ -5,6 +5,7 @@ The arithmetic is `formats.balance`'s; here are the arrays as MLX has them. Know
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,17 @@ def page_mean_numpy(rows: mx.array, n_skipped: int) -> mx.array:
 
 
 def page_mean_mlx(rows: mx.array, n_skipped: int) -> mx.array:
-    """`balance.page_mean` in MLX operations: another order of additions, so that a mean may differ by one ulp."""
-    count = rows.shape[1] - n_skipped
-    if not count:
+    """`balance.page_mean` in MLX operations: another order of additions, so that a mean may differ by one ulp. The same
+    rows are left out."""
+    values = rows[:, n_skipped:].astype(mx.float32)
+    n = values.shape[1]
+    if not n:
         return mx.zeros((rows.shape[0], rows.shape[2]), dtype=mx.float16)
-    return (rows[:, n_skipped:].astype(mx.float32).sum(axis=1) * (1 / count)).astype(mx.float16)
+    middle = slice((n - 1) // 2, (n - 1) // 2 + 1)
+    reach = mx.abs(values - mx.sort(values, axis=1)[:, middle]).max(axis=2, keepdims=True)
+    counts = (reach <= balance.FAR_OUTSIDE * mx.sort(reach, axis=1)[:, middle]) & (reach < math.inf)
+    share = 1 / mx.maximum(counts.sum(axis=1), 1)
+    return (mx.where(counts, values, 0.0).sum(axis=1) * share).astype(mx.float16)
 
 
 def balance_rows(rows: mx.array, mean: mx.array, scale: mx.array | None) -> mx.array:
@@ -97,7 +104,6 @@ class ChannelScale:
         """Decide from page 0, f16 [n_kv_heads, PAGE, head_dim], its mean, and the queries counted."""
         key_squares = balance.centred_squares(np.asarray(page), np.asarray(mean), n_skipped)
         queries = np.zeros((1, 1, 1)) if self.query_squares is None else np.asarray(self.query_squares)[:, n_skipped:]
-        counted = np.where(np.isfinite(queries), queries, 0.0)  # a query beyond float32's squares says nothing
-        query_squares = np.broadcast_to(counted.sum(axis=1, dtype=np.float64), key_squares.shape)
+        query_squares = np.broadcast_to(balance.summed_queries(queries), key_squares.shape)
         self.value = mx.array(balance.channel_scale(query_squares, key_squares, self.layout))
         self.query_squares = None

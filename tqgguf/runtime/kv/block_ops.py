@@ -20,24 +20,38 @@ from tqgguf.formats.blocks.rotation import Rotation
 from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 F16_MAX = 65504.0  # largest finite float16
+_LARGEST = {mx.float16: F16_MAX, mx.bfloat16: 2.0**127 * (2 - 2.0**-7)}
 TINY_NORM = 1e-10  # at or below it a vector is taken for zero: the turbo blocks' encoding rule
 
 
+def as_float(x: mx.array, dtype: mx.Dtype) -> mx.array:
+    """x in a float type: finite values beyond its range become its largest, others that are not finite stay."""
+    if x.dtype in (dtype, mx.float16) or dtype not in _LARGEST:
+        return x.astype(dtype)
+    wide = x.astype(mx.float32)  # bfloat16 has no 65504: it would be rounded up, beyond float16's range
+    return mx.where(mx.isinf(wide), wide, mx.clip(wide, -_LARGEST[dtype], _LARGEST[dtype])).astype(dtype)
+
+
 def to_f16(x: mx.array) -> mx.array:
-    """float16 of x, values beyond float16's range clamped to its largest."""
+    """float16 of x, as `as_float` has it."""
     if x.dtype == mx.float16:
         return x
-    return _clamped(x) if mx.default_device() == mx.cpu else _compiled_clamped()(x)
+    return _as_f16(x) if mx.default_device() == mx.cpu else _compiled_as_f16()(x)
 
 
-def _clamped(x: mx.array) -> mx.array:
-    return mx.clip(x, -F16_MAX, F16_MAX).astype(mx.float16)
+def _as_f16(x: mx.array) -> mx.array:
+    return as_float(x, mx.float16)
 
 
 @lru_cache_in_thread(1)
-def _compiled_clamped() -> Any:
-    """One kernel instead of three."""
-    return mx.compile(_clamped, shapeless=True)
+def _compiled_as_f16() -> Any:
+    """One kernel instead of several."""
+    return mx.compile(_as_f16, shapeless=True)
+
+
+def can_encode(codec: Codec) -> bool:
+    """Whether `encode_page_mlx` works in MLX operations, and so does not look for values that are not finite."""
+    return codec.cache_type in _PACK
 
 
 def join_rows(tail: mx.array | None, new: mx.array) -> mx.array:
@@ -159,12 +173,14 @@ _PACK: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 def encode_page_mlx(codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
-    """A page of turbo blocks in MLX operations (for GPUs); other types go through numpy."""
-    if codec.cache_type not in _PACK:
+    """A page of turbo blocks in MLX operations (for GPUs), where what is not finite counts as 0; other types go through
+    numpy."""
+    if not can_encode(codec):
         return encode_page_numpy(codec, rows)
     book = codebook(codec.block_type.bits, codec.block_size)
     lead = rows.shape[:-1]
     x = rows.astype(mx.float32).reshape(*lead, codec.n_blocks, codec.block_size)
+    x = mx.where(mx.isfinite(x), x, 0.0)
     norm = mx.sqrt((x * x).sum(axis=-1, keepdims=True))
     x = rotate(codec.rotation, x * mx.where(norm > TINY_NORM, 1 / mx.maximum(norm, TINY_NORM), 0.0))
     index = (x[..., None] >= mx.array(book.boundaries)).sum(axis=-1).astype(mx.uint8)

@@ -37,8 +37,7 @@ class FloatSide:
         if written is not None:
             self.plane.append_host(written[0].swapaxes(0, 1))
         else:
-            dtype = FLOAT_DTYPES[self.codec.cache_type]
-            new = (block_ops.to_f16(new) if dtype == mx.float16 else new.astype(dtype)).squeeze(0)
+            new = block_ops.as_float(new, FLOAT_DTYPES[self.codec.cache_type]).squeeze(0)
             self.plane.append(new.swapaxes(0, 1))
         rows, host = self.plane.read(), self.plane.host
         assert rows is not None

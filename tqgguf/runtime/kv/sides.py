@@ -18,6 +18,7 @@ from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime.kernels.tiles import can_be_tiled, to_rows, to_tiles
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
+from tqgguf.runtime.kv.block_ops import to_f16
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.saved import as_saved, expect, expect_squares
 from tqgguf.runtime.kv.side_view import PAGE, SideView
@@ -28,6 +29,9 @@ class PageEncoder(Protocol):
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         """f16 or f32 rows to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
+
+    def check_finite(self, codec: Codec, rows: mx.array) -> None:
+        """EncodeError where a page's f16 rows hold a value that is not finite; GPUs do not look."""
 
     def encode_pages(
         self,
@@ -146,11 +150,11 @@ class BlockSide:
         """
         start = self.end_page * PAGE
         rows = self.encoder.join(self.tail, new) if joined is None else joined
+        for page in _whole_pages(rows):
+            self.encoder.check_finite(self.codec, page)  # the exact prefix too, and before anything changes
         if start == 0 and (0 if self.prefix is None else self.prefix.shape[1]) < self.n_prefix:
             self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
         if self.scale is not None and self.scale.is_open and rows.shape[1] >= PAGE:
-            for page in _whole_pages(rows):
-                self.encoder.encode(self.codec, page)  # refuses values that are not finite now, before anything changes
             self.tail, self.waiting = rows, Waiting(self, rows)
             return self._view(rows, start)
         self._encode_pages(rows)
@@ -258,7 +262,7 @@ class BlockSide:
                 if last.scale is not None:
                     self.scale = last.scale.copy()
             elif rest:
-                tail = self._view(mx.zeros((0,)), 0).decoded(page, page + 1).astype(mx.float16)[:, :rest]
+                tail = to_f16(self._view(mx.zeros((0,)), 0).decoded(page, page + 1))[:, :rest]
                 if page == 0 and self.prefix is not None:
                     tail = mx.concatenate([self.prefix, tail[:, self.prefix.shape[1] :]], axis=1)[:, :rest]
             for plane in self.planes:
