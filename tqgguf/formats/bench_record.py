@@ -193,10 +193,10 @@ def compare(first: BenchRecord, second: BenchRecord) -> Iterator[Difference]:
     memories = {(memory.mode, memory.n_tokens): memory for memory in second.memories}
     for memory in first.memories:
         twin = memories.get((memory.mode, memory.n_tokens))
-        for name, what, samples in _MEMORY_FIGURES if twin is not None else ():
+        for name, what, measured in _MEMORY_FIGURES if twin is not None else ():
             values = getattr(memory, name), getattr(twin, name)
             if None not in values:
-                yield Difference(f"{what} bytes, {memory.n_tokens:,} tokens", memory.mode, *values, samples, None)
+                yield Difference(f"{what} bytes, {memory.n_tokens:,} tokens", memory.mode, *values, measured, None)
     matches = {match.mode: match for match in second.matches}
     for match in first.matches:
         if match.mode in matches:
