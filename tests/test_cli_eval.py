@@ -315,7 +315,7 @@ def test_ctrl_c_prints_what_was_measured_and_ends_with_130(model: str, text: str
         ("--kv-balance some", 2, "--kv-balance: expected off, page, full, found 'some'"),
         ("-f missing.txt", 2, "-f missing.txt: No such file or directory"),
         ("-ctk turbo4", 2, "-ctk is refused: pairs of types are compared: --cache-types K/V,K/V"),
-        ("--temp 0", 2, "unknown flag --temp"),
+        ("--temp 0", 2, "`tqgguf eval` does not take --temp"),
         ("-m missing.gguf", 1, "missing.gguf: cannot be opened: No such file or directory"),
         ("words", 2, "unexpected argument 'words'; a text file goes after -f"),
     ],

@@ -81,7 +81,10 @@ def test_a_folder_generates_over_turbo_caches(tmp_path, model_type, config):
     generation = Generation(session, greedy(), n_predict=8)
     text = "".join(generation.pieces(session.prefill(PROMPT)))
     assert generation.finish in ("length", "eog")
-    assert text == loaded.tokenizer.decode(generation.ids)
+    whole = loaded.tokenizer.decode(generation.ids)
+    assert whole.startswith(text) and not whole[len(text) :].strip(
+        "\ufffd"
+    )  # an answer that was cut ends in whole characters
     report = session.report()
     assert report.prompt_reads.keys_from_blocks > 0 and report.by_fallback == 0
     assert report.kv_bytes < report.f16_bytes
@@ -163,7 +166,11 @@ def cut_weights(folder: Path) -> None:
 BAD_FOLDERS = {
     "no config": (FormatError, r"expected a config\.json in the model folder, found none", remove("config.json")),
     "config is no JSON": (FormatError, r"config\.json: expected JSON, found a mistake", write("config.json", "{")),
-    "config is a list": (FormatError, r"config\.json: expected a JSON object, found list", write("config.json", "[]")),
+    "config is a list": (
+        FormatError,
+        r"config\.json: expected a JSON object, found a list",
+        write("config.json", "[]"),
+    ),
     "no model type": (
         FormatError,
         r"expected a model_type, found none; is this a model folder",
@@ -212,7 +219,7 @@ BAD_FOLDERS = {
     ),
     "text_config is no object": (
         FormatError,
-        r"text_config: expected an object, found int",
+        r"text_config: expected an object, found a number",
         configure(text_config=3),
     ),
     "context in words": (

@@ -89,7 +89,7 @@ def _kind(path: Path) -> FileKind | None:
     if kind is FileKind.GGUF:
         try:
             with open_gguf(path) as gguf:
-                return gguf_kind(gguf.metadata.get, gguf.tensors)
+                return gguf_kind(gguf.metadata, gguf.tensors)
         except TqggufError:
             return FileKind.MODEL
     return kind

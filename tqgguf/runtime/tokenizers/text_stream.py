@@ -54,7 +54,8 @@ class TextStream:
         """
         if self.stopped:
             return ""
-        shown = "" if is_cut else self._show(self._decoder.finish())
+        rest = self._decoder.finish()
+        shown = self._show(rest.rstrip("\ufffd") if is_cut else rest)
         if self.stopped:
             return shown
         shown, self._held = shown + self._held, ""
