@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.blocks.codec import Codec, refuse_non_finite
+from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.products import product
 from tqgguf.runtime.kv import block_ops
@@ -272,8 +272,7 @@ class NumpyReading(Reading):
         return block_ops.encode_page_numpy(codec, rows)
 
     def check_finite(self, codec: Codec, rows: mx.array) -> None:
-        values = np.asarray(rows)
-        refuse_non_finite(values, values)
+        block_ops.check_finite_numpy(rows)
 
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_numpy(rows, n_skipped)
@@ -281,17 +280,18 @@ class NumpyReading(Reading):
     def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
         if new.dtype != mx.float32:
             return block_ops.join_rows(tail, new)
-        values = _f16(new)[0]
+        values = block_ops.to_f16_numpy(new)[0]
         return mx.array(values if tail is None else np.concatenate([np.asarray(tail), values], axis=1))
 
     def host_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
         if new.dtype != mx.float32 or cache_type == "bf16":
             return None
-        return _f16(new) if cache_type == "f16" else np.asarray(new)
+        return block_ops.to_f16_numpy(new) if cache_type == "f16" else np.asarray(new)
 
     def load(self, *arrays: mx.array) -> list[Any]:
         mx.eval(arrays)
-        return [_numpy(a).astype(np.float32, copy=False) for a in arrays]
+        held = (np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a) for a in arrays)
+        return [a.astype(np.float32, copy=False) for a in held]
 
     def decode(self, side: SideView, first: int, last: int) -> Any:
         lo, hi = first - side.pages_start, last - side.pages_start
@@ -320,8 +320,7 @@ class MlxReading(Reading):
 
     def check_finite(self, codec: Codec, rows: mx.array) -> None:
         if not block_ops.can_encode(codec):  # its encoder would refuse them, but later
-            values = np.asarray(rows)
-            refuse_non_finite(values, values)
+            block_ops.check_finite_numpy(rows)
 
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_mlx(rows, n_skipped)
@@ -399,17 +398,3 @@ class MlxReading(Reading):
 
     def unrotate(self, side: SideView, x: Any) -> Any:
         return block_ops.unrotate(side.codec.rotation, x)
-
-
-def _f16(new: mx.array) -> NDArray[np.float16]:
-    """`block_ops.to_f16` of float32, at once."""
-    values = np.asarray(new)
-    rows = np.clip(values, -block_ops.F16_MAX, block_ops.F16_MAX).astype(np.float16)
-    infinite = np.isinf(values)
-    if infinite.any():
-        rows[infinite] = values[infinite]
-    return rows
-
-
-def _numpy(a: mx.array) -> Any:
-    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)

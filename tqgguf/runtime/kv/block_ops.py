@@ -13,9 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.codebooks import codebook
-from tqgguf.formats.blocks.codec import Codec
+from tqgguf.formats.blocks.codec import Codec, refuse_non_finite
 from tqgguf.formats.blocks.rotation import Rotation
 from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
@@ -47,6 +48,22 @@ def _as_f16(x: mx.array) -> mx.array:
 def _compiled_as_f16() -> Any:
     """One kernel instead of several."""
     return mx.compile(_as_f16, shapeless=True)
+
+
+def to_f16_numpy(x: mx.array) -> NDArray[np.float16]:
+    """`to_f16` of float32, at once."""
+    values = np.asarray(x)
+    rows = np.clip(values, -F16_MAX, F16_MAX).astype(np.float16)
+    infinite = np.isinf(values)
+    if infinite.any():
+        rows[infinite] = values[infinite]
+    return rows
+
+
+def check_finite_numpy(rows: mx.array) -> None:
+    """EncodeError at the first value that is not finite (evaluates `rows`)."""
+    values = np.asarray(rows)
+    refuse_non_finite(values, values)
 
 
 def can_encode(codec: Codec) -> bool:
