@@ -107,8 +107,7 @@ class Reading(Protocol):
             mean = self.page_mean(rows, n_skipped)
             rows = balance_rows(rows, mean, scale)
         if n_skipped:
-            zeros = mx.zeros((rows.shape[0], n_skipped, rows.shape[2]), dtype=rows.dtype)
-            rows = mx.concatenate([zeros, rows[:, n_skipped:]], axis=1)
+            rows = mx.concatenate([mx.zeros_like(rows[:, :n_skipped]), rows[:, n_skipped:]], axis=1)
         return *self.encode(codec, rows), mean
 
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
