@@ -170,8 +170,8 @@ class Sampler:
 
     def _penalise(self, left: _Candidates) -> None:
         p = self.params
-        recent = self._recent(p.repeat_last_n)
-        if not self._penalises or not recent:
+        recent = self._recent(p.repeat_last_n) if self._penalises else []
+        if not recent:
             return
         tokens, counts = np.unique(np.array(recent, dtype=np.int64), return_counts=True)
         where = tokens if left.whole else np.flatnonzero(np.isin(left.ids, tokens))
