@@ -118,7 +118,7 @@ def test_a_copy_of_a_batch_lives_apart(copied: Callable[[Any], Any], by_kernels:
     assert all(same_state(together.cache.extract(i), alone_.caches[i]) for i in range(2))
 
 
-@pytest.mark.parametrize("at", [0, 2, 4])
+@pytest.mark.parametrize("at", range(5))
 def test_an_interrupt_while_a_pool_takes_a_step_loses_and_doubles_nothing(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
