@@ -78,14 +78,16 @@ def test_layers_and_places(tmp_path: Path, name: str) -> None:
     assert not [m for m in model.modules() if isinstance(m, nn.Linear | nn.QuantizedLinear)]
 
 
+def with_q4_k(path: Path, name: str, n_rows: int) -> Path:
+    """A qwen2 of one type, but for this matrix of [n_rows, 256], which is of Q4_K."""
+    blocks = random_blocks("Q4_K", n_rows, 256)
+    tensor = Tensor((n_rows, 256), NUMBERS["Q4_K"], blocks.tobytes())
+    return write_tiny(path, CASES["qwen2"], tensors={name: tensor})
+
+
 @pytest.mark.slow
 def test_where_v_is_of_another_type_q_and_k_are_one_product(tmp_path: Path) -> None:
-    name = "blk.0.attn_v.weight"
-    blocks = random_blocks("Q4_K", 128, 256)
-    path = write_tiny(
-        tmp_path / "m.gguf", CASES["qwen2"], tensors={name: Tensor((128, 256), NUMBERS["Q4_K"], blocks.tobytes())}
-    )
-    opened = open_model(path)
+    opened = open_model(with_q4_k(tmp_path / "m.gguf", "blk.0.attn_v.weight", 128))
     found = opened.load(form="blocks", launcher=EmulatedLauncher())
     assert [rows.matrix.n_rows for rows in found.model.layers[0].heads] == [256 + 128, 128]
     assert distance(found, opened.load(form="dense"), [3]) < 0.02
@@ -93,12 +95,7 @@ def test_where_v_is_of_another_type_q_and_k_are_one_product(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_layers_of_many_types_keep_mlx_lms_form(tmp_path: Path) -> None:
-    name = "blk.0.ffn_up.weight"
-    blocks = random_blocks("Q4_K", 256, 256)
-    path = write_tiny(
-        tmp_path / "m.gguf", CASES["qwen2"], tensors={name: Tensor((256, 256), NUMBERS["Q4_K"], blocks.tobytes())}
-    )
-    opened = open_model(path)
+    opened = open_model(with_q4_k(tmp_path / "m.gguf", "blk.0.ffn_up.weight", 256))
     found = opened.load(form="blocks", launcher=EmulatedLauncher())
     assert not isinstance(found.model.layers[0], BlockLayer)
     assert isinstance(found.model.layers[0].mlp.up_proj, BlockRows)

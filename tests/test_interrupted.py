@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.models.outline import outline_of_gguf
 from tqgguf.formats.snapshots.read import open_snapshot
 from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.tokenizers.byte_stream import ByteStream
 from tqgguf.runtime.tokenizers.text_stream import TextStream
 
 N = 24
@@ -159,6 +160,9 @@ class Bytes:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id])
+
+    def stream_decoder(self, context: Sequence[int] = (), *, show_special: bool = False) -> ByteStream:
+        return ByteStream(self.token_bytes, self.is_special)
 
 
 @pytest.mark.parametrize("cut", range(len("aé👍 END of".encode()) + 1))

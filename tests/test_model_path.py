@@ -12,9 +12,9 @@ from tiny_models import TinyModel, model_metadata, model_tensors, tiny_gguf, wri
 
 import tqgguf
 from tqgguf.cli.main import main
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import NO_DOWNLOAD, RequestError
 from tqgguf.formats.gguf.reader import open_gguf
-from tqgguf.formats.models.model_path import NO_DOWNLOAD, model_path
+from tqgguf.formats.models.model_path import model_path
 from tqgguf.formats.rules.table import DefectError
 from tqgguf.runtime.models.load import open_model
 

@@ -16,6 +16,7 @@ from enum import Enum
 from functools import partial
 
 from tqgguf.formats.blocks.cache_spec import PRESETS
+from tqgguf.formats.errors import NO_DOWNLOAD
 
 SWITCH = "on|off"
 SWITCH_OR_AUTO = "on|off|auto"
@@ -112,7 +113,6 @@ _KEPT = "the chat keeps each answer as it was written"
 _NO_DRAFT = "there is no draft model"
 _NO_DOWNLOADS = "tqgguf downloads nothing anyway"
 # Refused: why, and what to do.
-_DOWNLOAD = "tqgguf downloads nothing; fetch the file and give its path with -m"
 _GRAMMAR = "constrained output is not supported yet; ask for the format in the prompt"
 _ROPE = "YaRN is not supported yet; --rope-scale stretches positions evenly"
 _ADAPTER = "adapters are not applied; merge it into the model and give the merged file with -m"
@@ -255,10 +255,10 @@ LLAMA_FLAGS: tuple[Flag, ...] = (
     _accepted("there is no control vector", "--control-vector-layer-range", "integer integer"),
     # the model
     _implemented("-m --model", "file", env="MODEL"),
-    _refused(_DOWNLOAD, "-mu --model-url", "text", env="MODEL_URL"),
-    _refused(_DOWNLOAD, "-dr --docker-repo", "text", env="DOCKER_REPO"),
-    _refused(_DOWNLOAD, "-hf -hfr --hf-repo", "text", env="HF_REPO"),
-    _refused(_DOWNLOAD, "-hff --hf-file", "text", env="HF_FILE"),
+    _refused(NO_DOWNLOAD, "-mu --model-url", "text", env="MODEL_URL"),
+    _refused(NO_DOWNLOAD, "-dr --docker-repo", "text", env="DOCKER_REPO"),
+    _refused(NO_DOWNLOAD, "-hf -hfr --hf-repo", "text", env="HF_REPO"),
+    _refused(NO_DOWNLOAD, "-hff --hf-file", "text", env="HF_FILE"),
     _accepted(_NO_DOWNLOADS, "-hft --hf-token", "text"),
     # chat templates and thinking
     _accepted("chat templates are always rendered as Jinja", "--jinja / --no-jinja", env="JINJA"),

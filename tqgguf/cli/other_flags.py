@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tqgguf.formats.errors import NO_DOWNLOAD
+
 _NO_SERVER = "it belongs to llama.cpp's server, and tqgguf has no server yet"
 _TEXT_ONLY = "tqgguf takes text only, no images, sound or video"
 _NO_DRAFT = "speculative decoding with a draft model is not supported yet"
-_NO_DOWNLOAD = "tqgguf downloads nothing; fetch the file and give its path with -m"
 _NO_EMBEDDING = "tqgguf generates text; it computes no embeddings and ranks nothing"
 _EVAL = "`tqgguf eval` measures perplexity and KL divergence, on a text after -f"
 _OTHER_PROGRAM = "it belongs to another program of llama.cpp, which tqgguf has no counterpart of"
@@ -59,7 +60,7 @@ _LINES: Mapping[str, str] = {
     "--spec-default --mtp --dflash --eagle3 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic": _NO_DRAFT,
     "--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec "
     "--fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default "
-    "--vision-gemma-4b-default --vision-gemma-12b-default": _NO_DOWNLOAD,
+    "--vision-gemma-4b-default --vision-gemma-12b-default": NO_DOWNLOAD,
     "--pooling --attention --embedding --embeddings --rerank --reranking --embd-normalize --embd-output-format "
     "--embd-separator --cls-separator": _NO_EMBEDDING,
     "--chunks --ppl --no-ppl --ppl-stride --ppl-output-type --kl-divergence --save-all-logits --kl-divergence-base "

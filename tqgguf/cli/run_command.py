@@ -90,11 +90,9 @@ class _Run:
         self.prompt_cache = self._open_prompt_cache()
         if self.prompt_cache is not None:
             spec = agreed_spec(self.prompt_cache, spec, request.given_cache, config.n_layers, n_ctx)
-        if request.purpose == "keep" and not any(request.given_cache[side] for side in ("type_k", "type_v")):
+        chooses = request.purpose == "keep" and not any(request.given_cache[side] for side in ("type_k", "type_v"))
+        if chooses:
             spec = types_to_keep(shapes, spec)
-            say(
-                f"the document is kept in {spec.type_k}/{spec.type_v}; -ctk, -ctv and --cache-preset choose other types"
-            )
         check_cache_types(shapes, spec)
         for notice in () if request.quiet else request.cache_notices:
             say(notice)
@@ -116,6 +114,8 @@ class _Run:
             self.first = self.going_on_from or None
         if self.first is not None:
             check_prompt(len(self.first), n_ctx)
+        if chooses and not request.quiet:
+            say(f"the document is kept in {spec.type_k}/{spec.type_v}; -ctk, -ctv and --cache-preset choose others")
         if request.threads > 0:
             backends.set_threads(request.threads)
         sampling = request.sampling

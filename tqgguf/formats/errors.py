@@ -14,6 +14,8 @@ MAX_MESSAGE: Final = 4000
 """Characters of an error's message: files and libraries have megabytes to say."""
 MAX_WORDS: Final = 300
 """Characters of a library's exception within a message."""
+NO_DOWNLOAD: Final = "tqgguf downloads nothing; fetch the file and give its path with -m"
+"""What is said where somebody names something that is not on this machine."""
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE) -> str:

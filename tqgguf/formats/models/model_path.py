@@ -9,12 +9,10 @@ import os
 import re
 from typing import Final
 
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import NO_DOWNLOAD, RequestError
 from tqgguf.formats.file_search import group_sets
 from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.split import SHARD_NAME
-
-NO_DOWNLOAD: Final = "tqgguf downloads nothing; fetch the file and give its path with -m"
 
 _REMOTE: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("an address", re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)),
