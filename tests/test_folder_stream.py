@@ -149,6 +149,22 @@ def test_a_continuation_is_what_the_whole_text_has_more(tmp_path: Path, family: 
         assert streamed(tokenizer, after, context=before) == want
 
 
+@pytest.mark.parametrize("family", ["gpt-2", "gemma", "llama-2", "mistral", "t5", "wordpiece", "none"])
+def test_a_stream_that_is_taken_up_at_any_token_shows_the_rest(tmp_path: Path, family: str) -> None:
+    """As where an answer was interrupted, also within a character: nothing is shown twice, and nothing is lost."""
+    backend = FAMILIES[family]()
+    tokenizer, choose = loaded(tmp_path, backend), random.Random(family)
+    known = sorted(backend.get_vocab(with_added_tokens=True).values())
+    for n in (2, 5, 12, 40):
+        ids = choose.choices([*known, *known[-24:] * (len(known) // 24)], k=n)
+        for cut in range(1, n):
+            first, second = TextStream(tokenizer), TextStream(tokenizer)
+            shown = "".join(map(first.push, ids[:cut]))
+            second.take_up(ids[:cut], cut)
+            shown += "".join(map(second.push, ids[cut:])) + second.finish()
+            assert shown == streamed(tokenizer, ids), (ids, cut)
+
+
 def test_an_answer_of_its_own_begins_without_the_prefix_space_and_a_continuation_with_it(tmp_path: Path) -> None:
     tokenizer = loaded(tmp_path, llama2())
     the = tokenizer.token_id("▁the")
