@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_builder import F32, I32, U32, Tensor, Typed
+from mlx.utils import tree_flatten
 from tiny_models import ORACLE_CASES, TinyModel, model_tensors, tiny_gguf, write_tiny
 
 import tqgguf
@@ -18,8 +19,9 @@ from tqgguf.formats.errors import FormatError, RequestError, TqggufError, Unsupp
 from tqgguf.formats.gguf.model_keys import SERVED
 from tqgguf.formats.gguf.model_rules import judge_tensors
 from tqgguf.formats.gguf.parse import parse
+from tqgguf.formats.models.loading import tensor_shapes
 from tqgguf.runtime.generation.chat import ChatTemplate
-from tqgguf.runtime.models.architectures import ARCHITECTURES
+from tqgguf.runtime.models.architectures import ARCHITECTURES, build_model, parameter_names
 from tqgguf.runtime.models.load import open_model
 
 # Refusals: kind of error (its exit status), what the line says, and what is changed in a sound file.
@@ -350,6 +352,16 @@ def test_what_the_rules_know_of_tensors_is_what_the_classes_have() -> None:
             other = replace(tensor, dims=(*tensor.dims[:-1], tensor.dims[-1] + 1))
             changed = replace(parsed, tensors=[other if each is tensor else each for each in parsed.tensors])
             assert [(d.code, d.tensor) for d in judge_tensors([changed])] == [("tensor-shape", tensor.name)]
+
+
+@pytest.mark.parametrize("name", ORACLE_CASES)
+def test_the_tensors_that_are_expected_are_the_parameters_of_the_class(name: str, tmp_path: Path) -> None:
+    config = open_model(write_tiny(tmp_path / "tiny.gguf", ORACLE_CASES[name])).config
+    parameters = dict(tree_flatten(build_model(config).parameters()))
+    expected = {tensor: parameters[path].shape for tensor, path in parameter_names(config, parameters).items()}
+    found = tensor_shapes(config)
+    assert found.pop("rope_freqs.weight", None) == ((config.rope_dim // 2,) if config.architecture == "llama" else None)
+    assert found == expected
 
 
 def test_unequal_head_sizes_of_k_and_v_are_refused(tmp_path):

@@ -103,7 +103,13 @@ DENSE_ARCHITECTURES: Final[dict[str, tuple[str, ...]]] = {
 """Architectures whose layers are all alike -> the weights of each. Of others only that every layer has some tensor."""
 
 SERVED: Final = ("llama", "qwen2", "qwen3", "gemma3")
-"""Architectures that the runtime evaluates."""
+"""Architectures that the runtime evaluates. Their layers are those of DENSE_ARCHITECTURES and BIASES."""
+
+HEADS_AS_WIDE_AS_MODEL: Final = frozenset({"qwen2"})
+"""Those of SERVED whose query heads together are as wide as the embedding."""
+
+WITH_ROPE_FACTORS: Final = frozenset({"llama"})
+"""Those of SERVED that may have rope_freqs.weight."""
 
 BIASES: Final[dict[str, tuple[str, ...]]] = {"qwen2": ("attn_q", "attn_k", "attn_v")}
 """Architecture -> what has a bias in each layer."""

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.gguf.reader import TensorInfo
+from tqgguf.formats.errors import UnsupportedModelError
+from tqgguf.formats.gguf.reader import GGUFFile, TensorInfo
 from tqgguf.formats.gguf.types import GGML_TYPES, ggml_type_name
 
 _DENSE = ("F32", "F16", "BF16")
@@ -29,6 +30,11 @@ def _decoders() -> dict[int, Any]:
 def can_decode(ggml_type: int) -> bool:
     """Whether `decode` can read tensors of this type."""
     return ggml_type_name(ggml_type) in _DENSE or ggml_type in _decoders()
+
+
+def undecodable(file: GGUFFile, info: TensorInfo) -> UnsupportedModelError:
+    """The error for a tensor of a type that `decode` cannot read."""
+    return UnsupportedModelError(f"{file.path}: tensor {info.name} is of {info.type_name}, which cannot be decoded")
 
 
 def decode(info: TensorInfo, stored: NDArray[Any]) -> NDArray[np.float32]:

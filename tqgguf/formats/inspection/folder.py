@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,40 +31,59 @@ from tqgguf.formats.inspection.model import ModelFacts, RopeFacts, TokenizerFact
 from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.formats.mlx.cache import is_mlx_cache
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, WINDOW_PATTERN
+from tqgguf.formats.models.folder_files import WEIGHT_FILES
+from tqgguf.formats.models.folder_loading import LAYER_COUNTS
 from tqgguf.formats.safetensors import SafetensorsFile, open_safetensors
 
 FOLDER_KIND = "mlx folder"
-WEIGHT_FILES = "model*.safetensors"
 _PACKED = "U32"
-_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _RECURRENT = ("linear_", "mamba", "ssm", "conv_", "rwkv")
 _KINDS_OF_LAYERS = {"full_attention": True, "sliding_attention": True, "chunked_attention": True}
 """Entries of `layer_types` that have a KV cache; others are recurrent."""
 
 
-def inspect_folder(path: str) -> Inspection:
+@dataclass(frozen=True)
+class ModelFolder:
+    """config: config.json. facts, shapes, notes: as of `inspection.model.model_facts`."""
+
+    config: Mapping[str, Any]
+    files: tuple[SafetensorsFile, ...]
+    tensors: tuple[TensorLine, ...]
+    facts: ModelFacts
+    shapes: tuple[LayerShape, ...]
+    notes: tuple[str, ...]
+
+
+def read_folder(path: str) -> ModelFolder:
     """FormatError: no config.json, or a damaged file; TqggufError: one that cannot be opened."""
     folder = Path(path)
     if not (folder / "config.json").exists():
         raise FormatError(f"{path}: expected a model folder with a config.json, found none; name a file of it instead")
     config = read_json(folder / "config.json")
-    files = [open_safetensors(weights) for weights in sorted(folder.glob(WEIGHT_FILES))]
+    files = tuple(open_safetensors(weights) for weights in sorted(folder.glob(WEIGHT_FILES)))
     tensors = tuple(line for i, file in enumerate(files) for line in _lines(file, i))
     facts, shapes, notes = _facts(folder, config, tensors)
-    n_context = facts.context_length or DEFAULT_CONTEXT
+    notes = notes if files else (*notes, f"there are no weights ({WEIGHT_FILES})")
+    return ModelFolder(config, files, tensors, facts, shapes, notes)
+
+
+def inspect_folder(path: str) -> Inspection:
+    """Errors as `read_folder`."""
+    found = read_folder(path)
+    n_context = found.facts.context_length or DEFAULT_CONTEXT
     return Inspection(
         path,
         FOLDER_KIND,
         "safetensors",
-        tuple(FileSize(file.path, file.n_bytes) for file in files),
-        facts,
-        tensors,
+        tuple(FileSize(file.path, file.n_bytes) for file in found.files),
+        found.facts,
+        found.tensors,
         DIMS_SLOWEST_FIRST,
-        {key: MetadataValue(_json_type(value), value) for key, value in config.items()},
-        kv_costs(shapes, n_context),
+        {key: MetadataValue(_json_type(value), value) for key, value in found.config.items()},
+        kv_costs(found.shapes, n_context),
         n_context,
-        notes if files else (*notes, f"there are no weights ({WEIGHT_FILES})"),
+        found.notes,
     )
 
 
@@ -137,7 +157,7 @@ def _facts(
     folder: Path, values: Mapping[str, Any], tensors: Sequence[TensorLine]
 ) -> tuple[ModelFacts, tuple[LayerShape, ...], tuple[str, ...]]:
     config = _Config(values)
-    n_layers = config.number(*_LAYER_COUNTS)
+    n_layers = config.number(*LAYER_COUNTS)
     n_layers = n_layers if n_layers is None or n_layers <= MAX_LAYERS else None
     shapes, notes = _shapes(config, n_layers)
     window = _window(config)

@@ -17,6 +17,7 @@ from tqgguf.formats.errors import RequestError, UnsupportedModelError
 from tqgguf.formats.gguf.errors import GgufError, shown
 from tqgguf.formats.gguf.model_keys import MAX_LAYERS, MAX_SIZE
 from tqgguf.formats.gguf.reader import GGUFFile
+from tqgguf.formats.gguf.tensor_values import undecodable
 from tqgguf.formats.gguf.types import GGML_TYPES
 
 # Far beyond any model's. Inside, the largest angle (position x scale x frequency) is finite in float32.
@@ -308,4 +309,4 @@ def _check_tensors(file: GGUFFile, config: ModelConfig) -> None:
             message = f"tensor {name}: expected shape {shape} by the header's sizes, found {found.shape}"
             raise GgufError("tensor-shape", file.path, message, tensor=name)
         if found.ggml_type not in GGML_TYPES:
-            raise UnsupportedModelError(f"{file.path}: tensor {name} is of {found.type_name}, which cannot be decoded")
+            raise undecodable(file, found)

@@ -34,6 +34,7 @@ from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.metadata import MetadataAccess
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.json_file import read_bytes, read_json
+from tqgguf.formats.models.folder_files import WEIGHT_FILES
 from tqgguf.formats.safetensors import open_safetensors
 
 VERSION = 1
@@ -129,9 +130,7 @@ def fingerprint_folder(folder: str | os.PathLike[str]) -> Fingerprint:
         settings = read_json(path / "tokenizer_config.json")
         words |= {key: value for key, value in settings.items() if key != _FOLDER_TEMPLATE}
     tensors = {
-        name: tensor
-        for file in sorted(path.glob("model*.safetensors"))
-        for name, tensor in open_safetensors(file).items()
+        name: tensor for file in sorted(path.glob(WEIGHT_FILES)) for name, tensor in open_safetensors(file).items()
     }
     return Fingerprint(
         weights=_hash_tensors((name, (t.shape, t.dtype), t.data) for name, t in sorted(tensors.items())),

@@ -16,6 +16,8 @@ from tqgguf.formats.errors import FormatError
 from tqgguf.formats.mapped_file import kind_of_file
 
 _MIB: Final = 1 << 20
+WEIGHT_FILES: Final = "model*.safetensors"
+"""A pattern of the names that weights have."""
 FILES: Final[dict[str, int | None]] = {
     "config.json": 16 * _MIB,
     "generation_config.json": 16 * _MIB,
@@ -32,7 +34,7 @@ FILES: Final[dict[str, int | None]] = {
     "additional_chat_templates/*.jinja": 16 * _MIB,
     "README.md": 16 * _MIB,
     "model.safetensors.index.json": 256 * _MIB,
-    "model*.safetensors": None,
+    WEIGHT_FILES: None,
 }
 """Names, as patterns -> bytes at most; weights are mapped, and may have any size. The limits are far above what public
 models have: Gemma's tokenizer.json has 33 MB."""

@@ -14,6 +14,7 @@ from typing import Final
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.json_file import read_json
+from tqgguf.formats.models.folder_files import WEIGHT_FILES
 from tqgguf.formats.safetensors import SafeTensor, open_safetensors
 
 DTYPES: Final = ("F32", "F16", "BF16")
@@ -51,7 +52,7 @@ def _named_tensors(folder: Path) -> Iterator[tuple[Path, str, SafeTensor]]:
     index = folder / INDEX
     if not os.path.lexists(index):
         whole = folder / _WHOLE
-        files = [whole] if os.path.lexists(whole) else sorted(folder.glob("model*.safetensors"))
+        files = [whole] if os.path.lexists(whole) else sorted(folder.glob(WEIGHT_FILES))
         if not files:
             raise FormatError(f"{folder}: expected weights in model*.safetensors, found none")
         for path in files:

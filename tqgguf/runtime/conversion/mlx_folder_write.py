@@ -23,13 +23,13 @@ from tqgguf.formats.atomic import check_space, new_folder
 from tqgguf.formats.errors import UnsupportedModelError
 from tqgguf.formats.gguf.finite import first_non_finite
 from tqgguf.formats.gguf.reader import GGUFFile
-from tqgguf.formats.models.loading import refuse, served_defects
+from tqgguf.formats.models.loading import FACTORS, refuse, served_defects
 from tqgguf.formats.safetensors_write import SafetensorsStream
 from tqgguf.runtime.conversion.tokenizer_write import tokenizer_backend, tokenizer_settings
 from tqgguf.runtime.layers import weights
 from tqgguf.runtime.layers.packed_rows import EMBEDDING
 from tqgguf.runtime.models.architectures import config_arguments, find_architecture
-from tqgguf.runtime.models.gguf_model import ROPE_FACTORS, activations, check_tensors
+from tqgguf.runtime.models.gguf_model import activations, tensor_places
 from tqgguf.runtime.models.load import OpenModel
 
 _HEADER_BYTES = 1024  # of a parameter's entries in the header; three of 200 at most
@@ -88,7 +88,7 @@ def _checked(file: GGUFFile) -> tuple[OpenModel, dict[str, Any], dict[str, str],
     refuse(served_defects(file))
     config = _config(opened)
     backend = tokenizer_backend(file.metadata, opened.tokenizer)
-    return opened, config, check_tensors(file, opened.config), backend
+    return opened, config, tensor_places(opened.config), backend
 
 
 class _Nowhere(io.RawIOBase):
@@ -106,7 +106,7 @@ def _config(opened: OpenModel) -> dict[str, Any]:
     config, tokenizer = opened.config, opened.tokenizer
     row = find_architecture(config.architecture)
     values: dict[str, Any] = {"model_type": row.module, **config_arguments(config)}
-    if ROPE_FACTORS in opened.file.tensors:
+    if FACTORS in opened.file.tensors:
         values["rope_scaling"] = _rope_scaling(opened)
     ends = sorted(tokenizer.end_of_generation, key=lambda i: (i != tokenizer.eos_id, i))
     return values | {
@@ -117,7 +117,7 @@ def _config(opened: OpenModel) -> dict[str, Any]:
 
 def _rope_scaling(opened: OpenModel) -> dict[str, Any]:
     """The settings whose factors per pair are those of the file; UnsupportedModelError where none are known."""
-    found = weights.dense(opened.file, ROPE_FACTORS)
+    found = weights.dense(opened.file, FACTORS)
     config = opened.config
     wavelengths = 2 * np.pi * config.rope_theta ** (np.arange(0, config.rope_dim, 2) / config.rope_dim)
     for factor, low, high, context in _LLAMA3_SCALINGS:
@@ -131,7 +131,7 @@ def _rope_scaling(opened: OpenModel) -> dict[str, Any]:
                 "original_max_position_embeddings": context,
             }
     raise UnsupportedModelError(
-        f"{opened.path}: tensor {ROPE_FACTORS}: its factors are of no scaling that config.json could name"
+        f"{opened.path}: tensor {FACTORS}: its factors are of no scaling that config.json could name"
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.gguf import tensor_values
 from tqgguf.formats.gguf.reader import GGUFFile, TensorInfo
-from tqgguf.formats.gguf.tensor_values import can_decode, decode
+from tqgguf.formats.gguf.tensor_values import can_decode, decode, undecodable
 from tqgguf.formats.gguf.types import GGML_TYPES
 from tqgguf.formats.mlx.forms import MLX_FORMS
 
@@ -50,7 +50,7 @@ def dense(file: GGUFFile, name: str) -> NDArray[np.float32]:
     """
     info = file.tensor(name)
     if not can_decode(info.ggml_type):
-        raise unsupported(file, info)
+        raise undecodable(file, info)
     if info.type_name == "F32":
         values = file.array(name)
         _check_finite(file, info, values)
@@ -68,7 +68,7 @@ def half(file: GGUFFile, name: str, dtype: mx.Dtype) -> mx.array:
     """
     info = file.tensor(name)
     if not can_decode(info.ggml_type):
-        raise unsupported(file, info)
+        raise undecodable(file, info)
     values = np.empty(info.shape, np.float16 if dtype == mx.float16 else np.uint16)
     for rows, decoded in _decoded(file, info):
         if dtype == mx.float16:
@@ -135,10 +135,6 @@ def packed(file: GGUFFile, name: str) -> Packed | None:
         form.group_size,
         form.mode,
     )
-
-
-def unsupported(file: GGUFFile, info: TensorInfo) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{file.path}: tensor {info.name} is of {info.type_name}, which cannot be decoded")
 
 
 def _check_finite(file: GGUFFile, info: TensorInfo, values: NDArray[np.float32]) -> None:

@@ -1,6 +1,6 @@
 """One table: GGUF architecture -> mlx-lm's model class, its arguments, and the values that the two store differently.
 
-To add an architecture: a row here, and its window pattern (if any) in model_config.py. Tensor names come from gguf-py.
+Which architectures are served, with which tensors, stands in `formats.gguf.model_keys`; tensor names come from gguf-py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import gguf
 import mlx.core as mx
 
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.errors import FormatError
 from tqgguf.formats.models.config import ModelConfig
+from tqgguf.formats.models.loading import check_architecture
 
 Argument = Callable[[ModelConfig], Any]
 
@@ -44,7 +44,6 @@ class Architecture:
     rope_layout: 'pairs' (RoPE turns neighbouring values; llama's GGUF rows are permuted so) or 'halves'.
     norm_offset: what the file adds to every norm weight and mlx-lm adds again (gemma: 1).
     input_scale: a factor on the embeddings of input tokens, beside what the class does.
-    rope_factors: whether a file may hold rope_freqs.weight.
     activation: 'silu' or 'gelu' (by tanh), of the MLP's gate.
     """
 
@@ -53,9 +52,7 @@ class Architecture:
     rope_layout: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     norm_offset: float = 0.0
-    separate_head_dim: bool = True
     input_scale: Argument = lambda c: 1.0
-    rope_factors: bool = False
     activation: str = "silu"
 
 
@@ -66,10 +63,8 @@ def _unrounded_root(config: ModelConfig) -> float:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(
-        "llama", gguf.MODEL_ARCH.LLAMA, "pairs", {"rope_traditional": lambda c: True}, rope_factors=True
-    ),
-    "qwen2": Architecture("qwen2", gguf.MODEL_ARCH.QWEN2, "halves", separate_head_dim=False),
+    "llama": Architecture("llama", gguf.MODEL_ARCH.LLAMA, "pairs", {"rope_traditional": lambda c: True}),
+    "qwen2": Architecture("qwen2", gguf.MODEL_ARCH.QWEN2, "halves"),
     "qwen3": Architecture("qwen3", gguf.MODEL_ARCH.QWEN3, "halves"),
     "gemma3": Architecture(
         "gemma3_text",
@@ -92,31 +87,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def find_architecture(name: str) -> Architecture:
     """The table's row, or UnsupportedModelError with the list of what is served."""
-    row = ARCHITECTURES.get(name)
-    if row is None:
-        raise UnsupportedModelError(
-            f"general.architecture is {shown(name)}: expected one of {', '.join(ARCHITECTURES)} "
-            "(an MLX model folder of other architectures works through mlx-lm)"
-        )
-    return row
-
-
-def check_served(config: ModelConfig) -> None:
-    """UnsupportedModelError for sizes that the architecture's class cannot have."""
-    name = config.architecture
-    if config.head_dim_k != config.head_dim_v:
-        raise UnsupportedModelError(
-            f"{name}: K heads of {config.head_dim_k} and V heads of {config.head_dim_v} values are not supported yet"
-        )
-    if config.rope_dim != config.head_dim_k:
-        raise UnsupportedModelError(
-            f"{name}.rope.dimension_count: expected {config.head_dim_k} (whole heads), found {config.rope_dim}"
-        )
-    if not find_architecture(name).separate_head_dim and config.head_dim_k * config.n_heads != config.hidden_size:
-        raise UnsupportedModelError(
-            f"{name}: expected heads that make up the embedding length {config.hidden_size}, "
-            f"found {config.n_heads} of {config.head_dim_k} values"
-        )
+    check_architecture(name)
+    return ARCHITECTURES[name]
 
 
 def config_arguments(config: ModelConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tqgguf.formats.gguf.finite import SCALES
 from tqgguf.formats.gguf.reader import GGUFFile, TensorInfo
 from tqgguf.formats.gguf.types import GGML_TYPES
 from tqgguf.formats.models.config import ModelConfig
+from tqgguf.formats.models.loading import FACTORS
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.matrices import TILE_ROWS, arrange, is_multiplied, stacked
 from tqgguf.runtime.layers import weights
@@ -28,14 +29,14 @@ from tqgguf.runtime.layers.block_matrices import BlockEmbedding, BlockOutput, Bl
 from tqgguf.runtime.layers.matrices import put_half
 from tqgguf.runtime.layers.packed_rows import EMBEDDING
 from tqgguf.runtime.models.architectures import build_model, find_architecture
-from tqgguf.runtime.models.gguf_model import ROPE_FACTORS, set_input_embedding, set_rope_factors
+from tqgguf.runtime.models.gguf_model import set_input_embedding, set_rope_factors
 from tqgguf.runtime.models.loaded_model import Progress
 
 
 def read_block_model(
     file: GGUFFile, config: ModelConfig, names: dict[str, str], launcher: Launcher, progress: Progress | None
 ) -> Any:
-    """The model with its weights; `names` as `gguf_model.check_tensors` returns it. FormatError: values that are not
+    """The model with its weights; `names` as `gguf_model.tensor_places` returns it. FormatError: values that are not
     finite."""
     row, model = find_architecture(config.architecture), build_model(config)
     dtype = mx.bfloat16
@@ -63,8 +64,8 @@ def read_block_model(
         reader.count(info)
     model.load_weights(loaded, strict=True)
     put_half(model, half, dtype)
-    if ROPE_FACTORS in file.tensors:
-        set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
+    if FACTORS in file.tensors:
+        set_rope_factors(model, config, row, weights.dense(file, FACTORS))
     reader.biases = {path: module.bias for path, module in modules.items() if "bias" in module}
     taken = put_block_layers(model, reader, row.activation, row.norm_offset)
     _put_blocks(model, reader, set(reader.names) - taken)

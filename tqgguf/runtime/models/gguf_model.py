@@ -13,10 +13,9 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.models.config import ModelConfig
+from tqgguf.formats.models.loading import FACTORS
 from tqgguf.runtime.layers import weights
 from tqgguf.runtime.layers.matrices import InputEmbedding, put_half, put_packed
 from tqgguf.runtime.layers.packed_rows import EMBEDDING, PackedRows, put_rows, rows_of
@@ -26,38 +25,12 @@ from tqgguf.runtime.models.architectures import Architecture, build_model, find_
 from tqgguf.runtime.models.loaded_model import Form, Progress
 from tqgguf.runtime.native.library import Library
 
-ROPE_FACTORS = "rope_freqs.weight"  # llama 3's frequency factors, one per pair
 WHOLE_TYPES = {"F16": mx.float16, "BF16": mx.bfloat16}  # matrices of one of these alone: the model runs in it
 
 
-def check_tensors(file: GGUFFile, config: ModelConfig) -> dict[str, str]:
-    """Compare the file's tensors with the model's places, by the header alone; returns tensor name -> parameter path.
-
-    FormatError: a tensor is missing or has the wrong shape. UnsupportedModelError: a tensor that no place is for, or a
-    type that cannot be decoded.
-    """
-    row = find_architecture(config.architecture)
-    shapes = {path: value.shape for path, value in tree_flatten(build_model(config).parameters())}
-    names = parameter_names(config, shapes)
-    expected = {tensor: shapes[path] for tensor, path in names.items()}
-    if row.rope_factors and ROPE_FACTORS in file.tensors:
-        expected[ROPE_FACTORS] = (config.rope_dim // 2,)
-    missing = [name for name in expected if name not in file.tensors]
-    if missing:
-        raise FormatError(f"{file.path}: tensor {missing[0]} is missing ({len(missing)} of {len(expected)} are)")
-    unused = [name for name in file.tensors if name not in expected]
-    if unused:
-        raise UnsupportedModelError(
-            f"{file.path}: tensor {shown(unused[0])} has no place in mlx-lm's {config.architecture} "
-            f"({len(unused)} such tensors): the model has a feature that is not supported yet"
-        )
-    for name, shape in expected.items():
-        info = file.tensors[name]
-        if info.shape != shape:
-            raise FormatError(f"{file.path}: tensor {name}: expected shape {shape}, found {info.shape}")
-        if not weights.can_decode(info.ggml_type):
-            raise weights.unsupported(file, info)
-    return names
+def tensor_places(config: ModelConfig) -> dict[str, str]:
+    """Tensor name -> parameter path, for every tensor of a model that `formats.models.loading` has found servable."""
+    return parameter_names(config, (path for path, _ in tree_flatten(build_model(config).parameters())))
 
 
 def read_model(
@@ -68,7 +41,7 @@ def read_model(
     progress: Progress | None,
     library: Library | None = None,
 ) -> Any:
-    """The model with its weights; `names` as `check_tensors` returns it. FormatError: values that are not finite.
+    """The model with its weights; `names` as `tensor_places` returns it. FormatError: values that are not finite.
 
     library: who multiplies rows that stay in the file; None leaves none there.
     """
@@ -114,8 +87,8 @@ def read_model(
     form_of_inputs = packed.get(EMBEDDING)
     in_mx_form = form_of_inputs is not None and form_of_inputs.mode != "affine"
     set_input_embedding(model, row.input_scale(config), dtype, in_mx_form)
-    if ROPE_FACTORS in file.tensors:
-        set_rope_factors(model, config, row, weights.dense(file, ROPE_FACTORS))
+    if FACTORS in file.tensors:
+        set_rope_factors(model, config, row, weights.dense(file, FACTORS))
     mx.eval(model.parameters())
     if library is not None:
         put_row_layers(model, library, row.activation, row.norm_offset)

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.file_kind import check_is_model
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
-from tqgguf.formats.models.config import override_rope, read_model_config
 from tqgguf.formats.models.embedded import embedded_model
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_gguf
-from tqgguf.formats.models.loading import factor_defects, header_defects, reading_vocabulary, refuse
+from tqgguf.formats.models.loading import check_model, reading_vocabulary
 from tqgguf.formats.models.model_path import model_path
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.backends import gpu_launcher
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.layers.cpu_model import suit_cpu
-from tqgguf.runtime.models.architectures import check_served, find_architecture
 from tqgguf.runtime.models.block_model import read_block_model
-from tqgguf.runtime.models.gguf_model import activations, check_tensors, read_model
+from tqgguf.runtime.models.gguf_model import activations, read_model, tensor_places
 from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 from tqgguf.runtime.native.library import load_library
@@ -52,12 +48,8 @@ class OpenModel:
         self, file: GGUFFile, *, rope_freq_base: float | None = None, rope_freq_scale: float | None = None
     ) -> None:
         self.file = file
-        check_is_model(file.path, file.metadata, file.tensors)
-        find_architecture(file.text("general.architecture"))
-        self.config = override_rope(read_model_config(file), freq_base=rope_freq_base, freq_scale=rope_freq_scale)
-        check_served(self.config)
-        refuse(chain(header_defects(file), factor_defects(file)))
-        self._names = check_tensors(file, self.config)
+        self.config = check_model(file, rope_freq_base=rope_freq_base, rope_freq_scale=rope_freq_scale)
+        self._names = tensor_places(self.config)
 
     @property
     def path(self) -> str:

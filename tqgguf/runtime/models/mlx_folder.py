@@ -7,7 +7,6 @@ goes through it with caches that note shapes, and nothing is computed. Knows no 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,23 +23,15 @@ from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
-from tqgguf.formats.file_kind import other_kind
 from tqgguf.formats.gguf.errors import readable
-from tqgguf.formats.json_file import json_kind, read_json
-from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_folder
-from tqgguf.formats.models.folder_features import MLX, check_features, mlx_settings
-from tqgguf.formats.models.folder_files import check_folder_files
-from tqgguf.formats.models.folder_keys import family_of, language_part
-from tqgguf.formats.safetensors import open_safetensors
+from tqgguf.formats.models.folder_loading import check_folder
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.cpu_model import suit_cpu
 from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.tokenizers.folder_tokenizer import FolderTokenizer, load_folder_tokenizer
 
 DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say
-_CONTEXT = "max_position_embeddings"
-_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 @dataclass(frozen=True)
@@ -67,37 +58,14 @@ class OpenFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        check_folder_files(folder)
-        config = read_json(folder / "config.json")
-        if not isinstance(config.get("model_type"), str):
-            raise FormatError(f"{folder / 'config.json'}: expected a model_type, found none; is this a model folder?")
-        language = config.get("text_config") or {}
-        if not isinstance(language, dict):
-            raise FormatError(f"{folder / 'config.json'}: text_config: expected an object, found {json_kind(language)}")
-        text = {**language, **config}  # of models that also see or hear, the language part
-        if text.get("kv_lora_rank"):
-            raise UnsupportedModelError(
-                f"{folder}: {config['model_type']} uses multi-head latent attention (kv_lora_rank), "
-                "whose cache holds no heads: not supported"
-            )
-        numbers = {name: _number(text, name, folder) for name in (*_LAYER_COUNTS, _CONTEXT, "vocab_size")}
-        n_layers = max(numbers[name] for name in _LAYER_COUNTS)
-        if n_layers > MAX_LAYERS:
-            raise FormatError(f"{folder / 'config.json'}: expected at most {MAX_LAYERS} layers, found {n_layers}")
-        theta = text.get("rope_theta")
-        if isinstance(theta, (int, float)) and not ROPE_BASES[0] <= theta <= ROPE_BASES[1]:
-            limits = f"{ROPE_BASES[0]:.3g} to {ROPE_BASES[1]:.3g}"
-            raise FormatError(f"{folder / 'config.json'}: rope_theta: expected {limits}, found {theta!r:.60}")
-        if config.get("model_file") is not None:
-            raise UnsupportedModelError(f"{folder}: model_file: its model is code of its own, which is not run")
-        _check_weights(folder)
-        self._model = _open_lazily(folder, config["model_type"], _told(config, folder))
+        header = check_folder(folder)
+        self._model = _open_lazily(folder, header.model_type, header.told)
         self.config = FolderConfig(
-            architecture=config["model_type"],
+            architecture=header.model_type,
             name=readable(folder.resolve().name),
             n_layers=len(self._model.layers),
-            context_length=numbers[_CONTEXT] or DEFAULT_CONTEXT,
-            vocab_size=numbers["vocab_size"],
+            context_length=header.context_length or DEFAULT_CONTEXT,
+            vocab_size=header.vocab_size,
             shapes=_layer_shapes(self._model, folder),
         )
 
@@ -135,54 +103,9 @@ class OpenFolder:
         return LoadedModel(self._model, tokenizer, self.config, self.fingerprint)
 
 
-def _number(config: dict[str, Any], name: str, folder: Path) -> int:
-    """A size of config.json; 0 where it is not given."""
-    value = config.get(name)
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
-        raise FormatError(f"{folder / 'config.json'}: {name}: expected a number up to {MAX_SIZE}, found {value!r:.60}")
-    return value
-
-
-def _check_weights(folder: Path) -> None:
-    """Name files of other kinds that bear a weight file's name, which mlx would misread."""
-    for path in sorted(folder.glob("model*.safetensors")):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            head = file.read(64)
-            other = None if head[8:9] == b"{" else other_kind(head)
-            if other is not None:
-                raise FormatError(f"{path}: expected a safetensors file, found {other.what}")
-
-
-def _told(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What mlx-lm's class is told beside config.json. FormatError, UnsupportedModelError: a setting that is none, or
-    that the class would drop.
-    """
-    path, family = str(folder / "config.json"), family_of(config["model_type"])
-    if family is None:
-        return {}  # a class whose keys are not known here
-    settings = language_part(config, path)
-    check_features(family, settings, path, MLX)
-    if family == "gemma3" and settings.get("tie_word_embeddings") is False and not _has_output(folder):
-        raise FormatError(f"{path}: tie_word_embeddings: expected true, as there is no lm_head.weight, found false")
-    told = mlx_settings(family, settings)
-    return {"text_config": {**config["text_config"], **told}} if told and config.get("text_config") else told
-
-
-def _has_output(folder: Path) -> bool:
-    return any(
-        name.endswith("lm_head.weight")
-        for file in sorted(folder.glob("model*.safetensors"))
-        for name in open_safetensors(file)
-    )
-
-
 def _open_lazily(folder: Path, model_type: str, told: dict[str, Any]) -> Any:
     try:
         model, _ = load_mlx_model(folder, lazy=True, model_config=told)
-    except FileNotFoundError as error:
-        raise FormatError(f"{folder}: expected weights in model*.safetensors, found none") from error
     except json.JSONDecodeError as error:
         raise FormatError(
             f"{folder}: expected JSON in its configuration files, found a mistake: {words_of(error)}"
