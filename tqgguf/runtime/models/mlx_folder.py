@@ -7,10 +7,12 @@ goes through it with caches that note shapes, and nothing is computed. Knows no 
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import mlx.core as mx
@@ -103,9 +105,17 @@ class OpenFolder:
         return LoadedModel(self._model, tokenizer, self.config, self.fingerprint)
 
 
+class _GlobbedFolder(PosixPath):
+    """A folder whose name mlx-lm makes a pattern of, where `[`, `*` and `?` of the name are to stand for themselves."""
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> _GlobbedFolder:
+        folder = _GlobbedFolder(glob.escape(str(self))) if "*" in os.fspath(name) else self
+        return super(_GlobbedFolder, folder).__truediv__(name)
+
+
 def _open_lazily(folder: Path, model_type: str, told: dict[str, Any]) -> Any:
     try:
-        model, _ = load_mlx_model(folder, lazy=True, model_config=told)
+        model, _ = load_mlx_model(_GlobbedFolder(folder), lazy=True, model_config=told)
     except json.JSONDecodeError as error:
         raise FormatError(
             f"{folder}: expected JSON in its configuration files, found a mistake: {words_of(error)}"
