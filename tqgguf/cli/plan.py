@@ -37,7 +37,7 @@ def plan(
         str | None,
         option(
             MODEL_HEADING,
-            "GGUF file (any shard). Default: the small model of make run.",
+            "GGUF file (any shard), or an MLX model folder. Default: the small model of make run.",
             "-m",
             "--model",
             metavar="PATH",
@@ -97,8 +97,11 @@ def plan(
 ) -> None:
     """Tell what memory a model needs at which context, by KV cache type, and which types to use.
 
-    Only the GGUF's header is read. Bytes of the KV cache are those that `tqgguf run` reports for as many tokens; those
-    of the workspace are an estimate.
+    Only headers are read. Bytes of the KV cache are those that `tqgguf run` reports for as many tokens; those of the
+    workspace are an estimate.
+
+    A model that run refuses is planned all the same: that run refuses it is said first, and the exit status is run's
+    (2, or 1 for a damaged file). The exit status is 2 where no cache fits.
     """
     given = sorted_arguments(ctx)
     request = PlanRequest(**fields_of(PlanRequest, ctx.params, notices=given.notices))

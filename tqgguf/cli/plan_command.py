@@ -1,4 +1,4 @@
-"""What `tqgguf plan` does with a request: read the header, print."""
+"""What `tqgguf plan` does with a request: read headers, print."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from tqgguf.formats.models.embedded import embedded_model
 from tqgguf.formats.planning.machine_memory import machine_bytes
 from tqgguf.formats.planning.model_plan import Ask, default_device, plan_model
 from tqgguf.formats.planning.weight_sizes import Device
+from tqgguf.runtime.models.servable import check_servable
 
 
 def plan(request: PlanRequest) -> int:
-    """Print the plan and return the exit status."""
+    """Print the plan and return the exit status: that of `ModelPlan.failure`."""
     for notice in request.notices:
         say(notice)
     memory = request.n_bytes or machine_bytes()
@@ -23,10 +24,10 @@ def plan(request: PlanRequest) -> int:
         raise RequestError("this system does not tell how much memory it has; say it with --memory, as in --memory 16G")
     device: Device = "gpu" if request.device == "gpu" else "cpu" if request.device == "cpu" else default_device()
     ask = Ask(memory, device, request.chunk, request.specs, request.context_list)
-    found = plan_model(request.model or embedded_model(), ask)
+    found = plan_model(request.model or embedded_model(), ask, check_servable)
     is_machines = request.memory is None
     if request.json_output:
         print(json_text(plain(plan_table.as_json(found, is_machines))), flush=True)
     else:
         print("\n".join(plan_table.lines(found, is_machines)), flush=True)
-    return 0
+    return 0 if found.failure is None else found.failure.exit_status

@@ -33,7 +33,7 @@ class PlanRequest:
     """One call of `tqgguf plan`. RequestError: a number out of its range, an unknown cache type, no size."""
 
     model: str | None = None
-    """A GGUF file, any shard of a split one. None: the embedded default model."""
+    """A GGUF file, any shard of a split one, or an MLX model folder. None: the embedded default model."""
     contexts: str = "0"
     """Tokens, a comma list. 0: the model's context, and parts of it."""
     cache_types: str | None = None

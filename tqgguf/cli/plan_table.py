@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import asdict
 from typing import Any
 
+from tqgguf.cli.error_object import own_error
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.printable import printable
 from tqgguf.formats.gguf.errors import readable
@@ -19,6 +20,8 @@ _ORDER = f" (the first that fits of {', '.join(pair_label(*pair) for pair in FID
 _LITTLE = " at a small loss"
 _LOSSY = " (nothing else fits; turbo2 changes answers much: measure it by `tqgguf eval`, or take a shorter context)"
 _DEVICES = {"cpu": "a CPU", "gpu": "a GPU"}
+_WORTH_SAYING = 20
+"""Of so many parts of the weights: what grows by less than one is not explained."""
 
 
 def lines(plan: ModelPlan, is_machines: bool) -> list[str]:
@@ -28,10 +31,17 @@ def lines(plan: ModelPlan, is_machines: bool) -> list[str]:
     context = f"trained for {about.context_length:,} tokens" if about.context_length else "context not stated"
     named = ", ".join(filter(None, (about.architecture, about.name, context)))
     work = plan.workspace
-    found = [f"{printable(readable(plan.path))}{of_files}: {printable(named)}"]
+    found = []
+    if plan.refusal is not None:
+        found += [
+            f"run refuses this model: {printable(str(plan.refusal))}",
+            "The figures below are what it would take.",
+        ]
+    found += [f"{printable(readable(plan.path))}{of_files}: {printable(named)}"]
     facts = [
         ("memory", f"{size(plan.ask.memory)}{', all of this machine (--memory sets less)' if is_machines else ''}"),
         ("weights", f"{size(plan.weights)} on {_DEVICES[plan.ask.device]}, {size(plan.file_weights)} in the file"),
+        *(("", text) for text in _widened(plan)),
         (
             "workspace",
             f"up to {size(work.total)}: {size(work.program)} for the program, {size(work.evaluation)} to evaluate "
@@ -43,12 +53,16 @@ def lines(plan: ModelPlan, is_machines: bool) -> list[str]:
     for name, text in facts:
         found += textwrap.wrap(f"{name:<11}{text}", _WIDTH, subsequent_indent=" " * 11, break_on_hyphens=False)
     if plan.rows:
-        found += ["", *_tables(plan), "", *textwrap.wrap(_advice(plan), _WIDTH, break_on_hyphens=False)]
+        found += ["", *_tables(plan)]
+    if plan.refusal is None and (plan.rows or plan.failure is not None):
+        found += ["", *textwrap.wrap(_advice(plan), _WIDTH, break_on_hyphens=False)]
     return found
 
 
 def as_json(plan: ModelPlan, is_machines: bool) -> dict[str, Any]:
-    """All figures by name, in bytes and tokens. max_context: by memory alone, null where there is no end to it."""
+    """All figures by name, in bytes and tokens. max_context: by memory alone, null where there is no end to it. error:
+    only where the exit status is not 0.
+    """
     return {
         "model": readable(plan.path),
         "architecture": plan.about.architecture,
@@ -59,6 +73,9 @@ def as_json(plan: ModelPlan, is_machines: bool) -> dict[str, Any]:
         "device": plan.ask.device,
         "weights": plan.weights,
         "file_weights": plan.file_weights,
+        "widened": [
+            {"what": row.what, "form": row.form, "file_bytes": row.n_bytes, "bytes": row.held} for row in plan.widened
+        ],
         "workspace": {"chunk": plan.ask.chunk, "total": plan.workspace.total, **asdict(plan.workspace)},
         "left": plan.room,
         "spare_share": GROWTH_SHARE,
@@ -68,6 +85,7 @@ def as_json(plan: ModelPlan, is_machines: bool) -> dict[str, Any]:
         "wanted_context": plan.wanted,
         "choice": None if plan.choice is None else _row(plan, plan.choice),
         "notes": list(plan.notes),
+        **({} if plan.failure is None else own_error(plan.failure)),
     }
 
 
@@ -80,6 +98,15 @@ def _row(plan: ModelPlan, row: CachePlan) -> dict[str, Any]:
         "fits": _fits(plan, row)[0],
         "max_context": row.longest if row.longest < MOST_CONTEXT else None,
     }
+
+
+def _widened(plan: ModelPlan) -> list[str]:
+    """Why weights take more in memory than in the file, if it is much."""
+    grown = [row for row in plan.widened if row.held - row.n_bytes > plan.weights // _WORTH_SAYING]
+    if not grown:
+        return []
+    parts = ", ".join(f"{row.what} ({size(row.n_bytes)}) as {row.form} ({size(row.held)})" for row in grown)
+    return [f"more than in the file, because on {_DEVICES[plan.ask.device]} run holds {parts}"]
 
 
 def _left(plan: ModelPlan) -> str:
@@ -115,7 +142,7 @@ def _tables(plan: ModelPlan) -> list[str]:
 
 def _advice(plan: ModelPlan) -> str:
     if plan.choice is None:
-        return "No cache fits: take more memory, a smaller model, or a smaller -ub."
+        return str(plan.failure)
     fits = _fits(plan, plan.choice)[0]
     flags = f"-c {min(fits, plan.wanted)} -ctk {plan.choice.type_k} -ctv {plan.choice.type_v}"
     named = plan.ask.specs is not None

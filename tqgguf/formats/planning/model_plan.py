@@ -1,24 +1,26 @@
 """The plan of one model on one machine: weights, workspace, what every cache costs, which types to use.
 
-`memory_plan` has the arithmetic; here a GGUF's header is read and a choice is made. Only headers are read, so that a
-model may be larger than the machine. Whether the runtime serves the model's architecture is not known here.
+`memory_plan` has the arithmetic; here headers are read and a choice is made. No weight is read, so that a model may be
+larger than the machine. Whether `run` takes the model is known to whoever asks for a plan (`ServedCheck`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from sys import platform
 
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.cache_spec import PRESETS, CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape
-from tqgguf.formats.errors import RequestError
+from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.file_kind import check_is_model
-from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.inspection.facts import DEFAULT_CONTEXT
+from tqgguf.formats.inspection.folder import read_folder
 from tqgguf.formats.inspection.model import ModelFacts, PerLayer, model_facts
 from tqgguf.formats.models.model_path import model_path
 from tqgguf.formats.planning.memory_plan import (
@@ -28,7 +30,7 @@ from tqgguf.formats.planning.memory_plan import (
     cache_plan,
     estimate_workspace,
 )
-from tqgguf.formats.planning.weight_sizes import Device, file_bytes, held_bytes
+from tqgguf.formats.planning.weight_sizes import Device, Widened, file_bytes, folder_bytes, held_bytes, widened
 
 FIDELITY: tuple[tuple[str, str], ...] = (
     *(("f16", "f16"), ("q8_0", "q8_0")),
@@ -60,17 +62,20 @@ class Ask:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """Bytes and tokens. weights: as held on the device; file_weights: as in the file. room: left for a cache; negative
-    where weights and workspace alone do not fit. wanted: the context that `choice` is for; choice: the row to use, None
-    where no cache fits. impossible: labels of types that the model's heads cannot have.
+    """Bytes and tokens. refusal: why `run` does not take the model. weights: as held on the device; file_weights: as in
+    the file; widened: what takes more than in the file. room: left for a cache; negative where weights and workspace
+    alone do not fit. wanted: the context that `choice` is for; choice: the row to use, None where no cache fits or run
+    refuses the model. impossible: labels of types that the model's heads cannot have.
     """
 
     path: str
     n_files: int
+    refusal: TqggufError | None
     about: ModelFacts
     ask: Ask
     weights: int
     file_weights: int
+    widened: tuple[Widened, ...]
     workspace: Workspace
     room: int
     contexts: tuple[int, ...]
@@ -80,48 +85,114 @@ class ModelPlan:
     choice: CachePlan | None
     notes: tuple[str, ...]
 
+    @property
+    def failure(self) -> TqggufError | None:
+        """Why nothing is proposed: `run` refuses the model, or nothing fits. None too where only the sizes of the
+        model's cache are not known.
+        """
+        if self.refusal is None and self.choice is None and (self.rows or self.room <= 0):
+            return RequestError("No cache fits: take more memory, a smaller model, or a smaller -ub.")
+        return self.refusal
+
 
 def default_device() -> Device:
     """Where MLX would compute: a GPU on a Mac and where its package for NVIDIA is installed. MLX is not imported."""
     return "gpu" if platform == "darwin" or any(_is_installed(name) for name in _GPU_PACKAGES) else "cpu"
 
 
-def plan_model(path: str | os.PathLike[str], ask: Ask) -> ModelPlan:
-    """FormatError: no model's GGUF; RequestError: types that were asked for by name and do not fit its heads."""
-    path = model_path(path)
-    if os.path.isdir(path):
-        raise RequestError(
-            f"{os.fsdecode(path)}: expected a GGUF file, found a folder; `tqgguf inspect` sizes its cache"
-        )
-    with open_gguf(path, even_cut=True) as file:
-        check_is_model(file.path, file.metadata, file.tensors)
-        about, shapes, notes = model_facts(file)
-        weights, file_weights = held_bytes(file, ask.device), file_bytes(file)
-        path, n_files = file.path, len(file.paths)
-        if file.cut is not None:
-            notes = (*notes, file.cut.bare)
+ServedCheck = Callable[[GGUFFile | Path], Sequence[LayerShape] | None]
+"""The sizes of the caches that `run` would make for an open GGUF, or the folder of that path; None: not known. Raises
+the TqggufError with which run refuses the model."""
+
+
+def plan_model(path: str | os.PathLike[str], ask: Ask, check: ServedCheck) -> ModelPlan:
+    """FormatError: no model; RequestError: types that were asked for by name and do not fit the heads of a model that
+    run takes, or no path of a model (see `model_path`).
+    """
+    name = model_path(path)
+    model = _of_folder(name, ask, check) if os.path.isdir(name) else _of_gguf(name, ask, check)
+    about, shapes, refusal = model.about, model.shapes, model.refusal
     workspace = _workspace(about, ask.chunk)
-    room = ask.memory - weights - workspace.total
+    room = ask.memory - model.weights - workspace.total
     trained = about.context_length or DEFAULT_CONTEXT
     contexts = tuple(sorted(ask.contexts)) if ask.contexts else _contexts(trained)
-    rows, impossible = _rows(shapes, ask, contexts, room)
+    rows, impossible = _rows(shapes, ask, contexts, room, strict=ask.specs is not None and refusal is None)
     wanted = max(contexts)
     return ModelPlan(
-        path,
-        n_files,
+        model.path,
+        model.n_files,
+        refusal,
         about,
         ask,
-        weights,
-        file_weights,
+        model.weights,
+        model.file_weights,
+        model.widened,
         workspace,
         room,
         contexts,
         rows,
         impossible,
         wanted,
-        _choice(rows, wanted, ask.specs is not None),
-        (*notes, *_notes(about, shapes, contexts, ask.device)),
+        None if refusal is not None else _choice(rows, wanted, ask.specs is not None),
+        (*model.notes, *_notes(about, shapes, contexts, ask.device, model.stretched)),
     )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What of a plan does not depend on caches; fields as of `ModelPlan`."""
+
+    path: str
+    n_files: int
+    refusal: TqggufError | None
+    about: ModelFacts
+    shapes: Sequence[LayerShape]
+    weights: int
+    file_weights: int
+    widened: tuple[Widened, ...]
+    notes: tuple[str, ...]
+    stretched: str = "--rope-scale"
+    """What lets `run` go beyond the trained context."""
+
+
+def _of_gguf(path: str, ask: Ask, check: ServedCheck) -> _Model:
+    with open_gguf(path, even_cut=True) as file:
+        check_is_model(file.path, file.metadata, file.tensors)
+        about, shapes, notes = model_facts(file)
+        return _Model(
+            file.path,
+            len(file.paths),
+            _asked(check, file)[1],
+            about,
+            shapes,
+            held_bytes(file, ask.device),
+            file_bytes(file),
+            widened(file, ask.device),
+            notes if file.cut is None else (*notes, file.cut.bare),
+        )
+
+
+def _of_folder(path: str, ask: Ask, check: ServedCheck) -> _Model:
+    found = read_folder(path)
+    file_weights = sum(tensor.n_bytes or 0 for tensor in found.tensors)
+    held, grown = folder_bytes(found.facts.n_parameters, file_weights, ask.device)
+    shapes, refusal = _asked(check, Path(path))
+    notes = found.notes
+    if shapes is None:
+        shapes = found.shapes
+    else:  # config.json's notes tell what it leaves open of the shapes
+        n_others = (found.facts.n_layers or 0) - len(shapes)
+        notes = (f"{n_others} layers keep a state of another kind, which is not counted",) if n_others > 0 else ()
+    stretched = "rope_scaling in config.json"
+    return _Model(path, len(found.files), refusal, found.facts, shapes, held, file_weights, grown, notes, stretched)
+
+
+def _asked(check: ServedCheck, model: GGUFFile | Path) -> tuple[Sequence[LayerShape] | None, TqggufError | None]:
+    """What `check` answers, or raises."""
+    try:
+        return check(model), None
+    except TqggufError as error:
+        return None, error
 
 
 def _contexts(trained: int) -> tuple[int, ...]:
@@ -131,7 +202,7 @@ def _contexts(trained: int) -> tuple[int, ...]:
 
 
 def _rows(
-    shapes: Sequence[LayerShape], ask: Ask, contexts: Sequence[int], room: int
+    shapes: Sequence[LayerShape], ask: Ask, contexts: Sequence[int], room: int, *, strict: bool
 ) -> tuple[tuple[CachePlan, ...], tuple[str, ...]]:
     if not shapes:
         return (), ()
@@ -140,7 +211,7 @@ def _rows(
         try:
             rows.append(cache_plan(label, spec, shapes, contexts, room, MOST_CONTEXT))
         except RequestError:
-            if ask.specs is not None:
+            if strict:
                 raise
             impossible.append(label)
     return tuple(rows), tuple(impossible)
@@ -176,11 +247,14 @@ def _most(value: PerLayer | None) -> int:
     return max(value) if isinstance(value, tuple) else value or 0
 
 
-def _notes(about: ModelFacts, shapes: Sequence[LayerShape], contexts: Sequence[int], device: Device) -> Sequence[str]:
+def _notes(
+    about: ModelFacts, shapes: Sequence[LayerShape], contexts: Sequence[int], device: Device, stretched: str
+) -> Sequence[str]:
+    """stretched: what stretches positions."""
     notes = []
     trained = about.context_length
     if trained and max(contexts) > trained:
-        notes.append(f"the model was trained for {trained:,} tokens; run goes beyond only with --rope-scale")
+        notes.append(f"the model was trained for {trained:,} tokens; run goes beyond only with {stretched}")
     if device == "gpu":
         notes.append("the workspace was measured on CPUs; a GPU's own buffers are not in it")
     if any(shape.window is not None for shape in shapes):
