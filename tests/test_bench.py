@@ -273,7 +273,7 @@ def test_two_runs_are_compared(report: Path, tmp_path: Path, capsys: pytest.Capt
     status, out, err = bench(capsys, "--compare", str(first), str(second))
     lines = out.splitlines()
     assert status == 0 and err == "tqgguf: chunk differs: 256 and 512\n"
-    assert re.fullmatch(r"pp64 tokens/s +f16/f16 +[\d.]+ +[\d.]+ +10\.00x", lines[1])
+    assert re.fullmatch(r"pp64 tokens/s +f16/f16 +[\d.,]+ +[\d.,]+ +10\.00x", lines[1])
     assert lines[2].endswith("1.00x  within the spread")
     status, out, _ = bench(capsys, "--compare", str(first), str(second), "--json")
     rows = json.loads(out)["differences"]

@@ -46,4 +46,4 @@ def _row(d: Difference) -> Sequence[str]:
 def _written(what: str, x: float) -> str:
     if "bytes" in what:
         return size(int(x))
-    return f"{x:.1%}" if "match" in what else f"{x:.1f}"
+    return f"{x:.1%}" if "match" in what else f"{x:,.1f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tqgguf.cli.plots import as_svg, look_of, new_axes
+from tqgguf.cli.plots import as_svg, few_ticks, from_zero, look_of, new_axes
 from tqgguf.formats.bench_record import BenchRecord, Phase
 
 _MEGABYTE = 10**6
@@ -11,7 +11,7 @@ _MEGABYTE = 10**6
 def speed_over_depth(record: BenchRecord, phase: Phase, n_tokens: int) -> str:
     """A line for each cache, medians, with bars from the slowest to the fastest."""
     what = "prefill" if phase == "prefill" else "decode"
-    figure, axes = new_axes("tokens in the cache before", f"{what} speed (tokens/s), {n_tokens:,} tokens")
+    figure, axes = new_axes("tokens in the cache before", f"{what} speed (tokens/s)")
     for i, mode in enumerate(record.modes):
         rows = [s for s in record.measured() if (s.mode, s.phase, s.n_tokens) == (mode, phase, n_tokens)]
         if not rows:
@@ -21,7 +21,8 @@ def speed_over_depth(record: BenchRecord, phase: Phase, n_tokens: int) -> str:
             [s.depth for s in rows], [s.rate for s in rows], yerr=[low, high], capsize=2, linewidth=1, label=mode,
             **look_of(i),
         )  # fmt: skip
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
+    few_ticks(axes)
     return as_svg(figure, axes, f"{what} speed over depth")
 
 
@@ -34,6 +35,7 @@ def memory_over_context(record: BenchRecord, what: str) -> str:
         if rows:
             sizes = [getattr(m, what) / _MEGABYTE for m in rows]
             axes.plot([m.n_tokens for m in rows], sizes, linewidth=1, label=mode, **look_of(i))
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.set_xlim(left=0)
+    few_ticks(axes)
     return as_svg(figure, axes, f"{names[what]} over context")

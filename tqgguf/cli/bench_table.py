@@ -58,7 +58,7 @@ def speeds(record: BenchRecord) -> Rows:
         low, high = speed.spread
         ratio = record.ratio(speed)
         share = _MISSING if math.isnan(ratio) else f"{ratio:.2f}x"
-        rows.append((speed.mode, speed.name, f"{speed.rate:.1f}", f"{low:.1f}", f"{high:.1f}", share))
+        rows.append((speed.mode, speed.name, f"{speed.rate:,.1f}", f"{low:,.1f}", f"{high:,.1f}", share))
     return rows
 
 

@@ -60,6 +60,9 @@ def doctor(
         ),
     ] = _DEFAULT.budget,
     threads: options.Threads = _DEFAULT.threads,
+    report: Annotated[
+        str | None, option(OUTPUT, "Also write a page with plots into this folder.", "--report", metavar="DIR")
+    ] = None,
     json_output: Annotated[bool, option(OUTPUT, "Print one JSON object instead of tables.", "--json")] = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
@@ -70,7 +73,7 @@ def doctor(
     Warns of models whose keys hold huge constants. Nothing is changed: what is proposed are flags for run.
     """
     given = sorted_arguments(ctx)
-    request = DoctorRequest(**fields_of(DoctorRequest, ctx.params, notices=given.notices))
+    request = DoctorRequest(**fields_of(DoctorRequest, ctx.params, notices=given.notices, words=given.words))
     with needs_mlx("tqgguf doctor"):
         from tqgguf.cli import doctor_command  # lazily: it brings MLX in, for which --help must not wait
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from tqgguf.cli import doctor_table
+from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.doctor_request import DEFAULT_MEASURED, LEAST_TOKENS, DoctorRequest
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.measuring import load, measured_text
+from tqgguf.cli.page import report_folder, write_texts
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
@@ -14,11 +16,15 @@ from tqgguf.runtime.evaluation.examination import examine as examine_model
 from tqgguf.runtime.evaluation.examination import proposable_types
 from tqgguf.runtime.models.load import embedded_model, open_model
 
+PAGE_FILE, JSON_FILE = "doctor.html", "doctor.json"
+REPORT_FILES = (PAGE_FILE, JSON_FILE)
+
 
 def examine(request: DoctorRequest) -> int:
     """Serve the request and return the exit status. What can be refused is refused before any weight is read."""
     for notice in request.notices:
         say(notice)
+    folder = None if request.report is None else report_folder(request.report, REPORT_FILES)
     text, source = measured_text(request.text_file)
     opened = open_model(request.model or embedded_model())
     trained = opened.config.context_length
@@ -31,10 +37,16 @@ def examine(request: DoctorRequest) -> int:
     measuring = ProgressLine("measuring", "tokens")
     found = examine_model(loaded, tokens, trial, request.budget, n_ctx, measuring.update)
     measuring.end()
-    if request.json_output:
-        print(json_text(doctor_table.as_json(found)), flush=True)
-    else:
-        print("\n".join(doctor_table.lines(found)), flush=True)
+    about = {"model": about_model(opened), "text": source, **doctor_table.contexts(found), **about_program()}
+    figures = {**about, **doctor_table.as_json(found)}
+    shown = json_text(figures) if request.json_output else "\n".join(doctor_table.lines(found))
+    print(shown, flush=True)
+    if folder is not None:
+        from tqgguf.cli.doctor_page import page  # lazily: it takes matplotlib in
+
+        texts = {PAGE_FILE: page(found, about, request.words), JSON_FILE: json_text(figures, indent=1) + "\n"}
+        write_texts(folder, texts)
+        say(f"report: {folder / PAGE_FILE}")
     return 0
 
 

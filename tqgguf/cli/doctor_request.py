@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.cli.ranges import INT32
@@ -19,6 +19,7 @@ DOCTOR_FLAGS: tuple[Flag, ...] = (
     *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
     row(Fate.IMPLEMENTED, "", "--bpv", "number", ours=True),
     row(Fate.IMPLEMENTED, "", "--measure", "tokens", ours=True),
+    row(Fate.IMPLEMENTED, "", "--report", "file", ours=True),
     row(Fate.REFUSED, _PROPOSED, "-ctk --cache-type-k", "text"),
     row(Fate.REFUSED, _PROPOSED, "-ctv --cache-type-v", "text"),
 )
@@ -40,9 +41,12 @@ class DoctorRequest:
     budget: float = 4.4
     """Bits per value of K and V together that a proposal may take at either number of tokens."""
     threads: int = -1
+    report: str | None = None
+    """A folder to write a page into."""
     json_output: bool = False
     verbose: bool = False
     debug: bool = False
+    words: tuple[str, ...] = field(default=(), compare=False)
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

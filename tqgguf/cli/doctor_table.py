@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tqgguf.cli.eval_table import bits, finite, number
+from tqgguf.cli.eval_table import bits, finite, kld
 from tqgguf.cli.figures import aligned
 from tqgguf.runtime.evaluation.examination import Examination, Proposal
 from tqgguf.runtime.evaluation.recommendation import FEW_BITS, WINDOWS_OF_EVIDENCE
@@ -61,7 +61,7 @@ def figures(found: Examination, proposal: Proposal) -> str:
     at = dict(zip(found.budget.contexts, proposal.recommendation.bits, strict=True))
     stored = ", ".join(f"{bits(x)} bits at {n:,} tokens" for n, x in at.items())
     s = proposal.result.statistics
-    return f"{stored}; KLD {number(s.kld)} ± {number(s.kld_error)}, same top {s.same_top:.2%}"
+    return f"{stored}; KLD {kld(s)}, same top {s.same_top:.2%}"
 
 
 def measured(found: Examination) -> int:
@@ -108,13 +108,16 @@ def _dangerous(found: Examination) -> Iterator[str]:
     yield ""
 
 
+def contexts(found: Examination) -> dict[str, Any]:
+    """What the figures and the budget refer to, by name."""
+    n_measured, n_ctx = found.budget.contexts
+    return {"n_ctx": n_ctx, "n_measured": n_measured, "budget": found.budget.bits}
+
+
 def as_json(found: Examination) -> dict[str, Any]:
     """All figures by name, unrounded. bits_per_value: at n_ctx tokens, bits_measured: at n_measured."""
-    n_measured, n_ctx = found.budget.contexts
     return {
-        "n_ctx": n_ctx,
-        "n_measured": n_measured,
-        "budget": found.budget.bits,
+        **contexts(found),
         "layers": [{**asdict(layer), "dangerous": layer.is_dangerous} for layer in found.layers],
         "unproven_layers": list(found.unproven),
         "proposals": [

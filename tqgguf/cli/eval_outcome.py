@@ -10,6 +10,7 @@ from tqgguf.cli import eval_table
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.page import write_texts
 from tqgguf.runtime.evaluation.compare import Result
+from tqgguf.runtime.evaluation.dominance import judged
 
 PAGE_FILE, JSON_FILE, PLOT_FILE = "eval.html", "eval.json", "kld_over_bits.svg"
 REPORT_FILES = (PAGE_FILE, JSON_FILE, PLOT_FILE)
@@ -28,13 +29,13 @@ def write_report(folder: Path, results: Sequence[Result], about: Mapping[str, An
     TqggufError: a file could not be written; those of an earlier report are then as they were, or new.
     """
     from tqgguf.cli.eval_page import page  # lazily: it takes matplotlib in
-    from tqgguf.cli.eval_plots import kld_over_bits
+    from tqgguf.cli.eval_plots import kld_over_bits, marks_of
 
     figures = json_text(_found(results, about), indent=1)
     texts = {
         PAGE_FILE: page(results, about, words),
         JSON_FILE: figures + "\n",
-        PLOT_FILE: kld_over_bits(results) + "\n",
+        PLOT_FILE: kld_over_bits(marks_of(judged(results))) + "\n",
     }
     write_texts(folder, texts)
     return folder / PAGE_FILE

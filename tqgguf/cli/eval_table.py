@@ -9,8 +9,12 @@ from typing import Any
 
 from tqgguf.cli.figures import aligned
 from tqgguf.runtime.evaluation.compare import Result
+from tqgguf.runtime.evaluation.statistics import Statistics
 
 _MISSING = "-"
+_FEW, _MANY = 4, 6
+"""Decimals of a figure, and those of one that is below _SMALL."""
+_SMALL = 1e-3
 _COLUMNS = ("cache K/V", "bits", "perplexity", "ratio", "KLD", "median", "99%", "same top")
 
 
@@ -74,10 +78,23 @@ def finite(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def number(x: float) -> str:
-    """Four decimals, or two significant digits where four decimals say nothing."""
+    """Four decimals, or six where four say little, or that it is less than six decimals show."""
     if math.isnan(x):
         return _MISSING
-    return f"{x:.4f}" if abs(x) >= 0.001 or x == 0 else f"{x:.1e}"
+    decimals = _decimals(x)
+    if x and not float(text := f"{x:.{decimals}f}"):
+        return f"<{10**-decimals:.{decimals}f}" if x > 0 else f">-{10**-decimals:.{decimals}f}"
+    return text if x else f"{x:.{decimals}f}"
+
+
+def kld(statistics: Statistics) -> str:
+    """Mean KLD and its standard error, with as many decimals."""
+    x, error = statistics.kld, statistics.kld_error
+    return number(x) if math.isnan(error) else f"{number(x)} ± {error:.{_decimals(x)}f}"
+
+
+def _decimals(x: float) -> int:
+    return _FEW if x == 0 or abs(x) >= _SMALL else _MANY
 
 
 def bits(x: float) -> str:
@@ -91,7 +108,7 @@ def _row(result: Result) -> tuple[str, ...]:
         bits(candidate.bits.mean),
         _with_error(s.perplexity, s.perplexity_error, 3),
         _with_error(s.ratio, s.ratio_error, 4),
-        f"{number(s.kld)} ± {number(s.kld_error)}",
+        kld(s),
         number(s.kld_median),
         number(s.kld_p99),
         _MISSING if math.isnan(s.same_top) else f"{s.same_top:.2%}",
