@@ -226,7 +226,8 @@ def test_the_page_holds_tables_plots_settings_and_the_command(report: Path, mode
     for plot in plots:
         words = "".join(plot.itertext())
         assert "mean KL divergence from f16 (nats)" in words
-        assert all(row["label"].removesuffix(" no tail") in words for row in found["rows"][1:])
+        names = [row["label"].removesuffix(" no tail").split("/") for row in found["rows"][1:]]
+        assert all((types[0] if len(set(types)) == 1 else "/".join(types)) in words for types in names)
     assert "stored bits per value" in "".join(plots[0].itertext())
     assert "position in the window (tokens)" in "".join(plots[1].itertext())
 

@@ -31,6 +31,8 @@ OTHERS = {
     "--prompt-cache-file", "--max-tokens", "--kv-bits", "--load-mode", "--ctx-size-draft",
 }  # fmt: skip
 
+STYLE_NAME = re.compile(r"var\(--[a-z-]+\)|--[a-z-]+: *#[0-9a-f]+")
+
 NO_FLAGS = {"-inf", "-of", "--cache-type"}
 """A number, a part of shards' names, and what two flags begin with."""
 
@@ -51,7 +53,8 @@ def spellings() -> set[str]:
 
 
 def texts(path: Path) -> Iterator[str]:
-    """What a document says in a line, or what a module's messages and help say: its strings but for docstrings."""
+    """What a document says in a line, or what a module's messages and help say: its strings but for docstrings, and for
+    the names of colours in style sheets."""
     if path.suffix == ".md":
         yield from path.read_text(encoding="utf-8").splitlines()
         return
@@ -59,7 +62,7 @@ def texts(path: Path) -> Iterator[str]:
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
-            yield node.value
+            yield STYLE_NAME.sub("", node.value)
 
 
 NAMED = sorted(
