@@ -26,7 +26,7 @@ from tqgguf.runtime.generation.sampling_params import SamplingParams
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import open_model
 
-GEMMA = {"sliding_window": 160, "sliding_window_pattern": 3}
+GEMMA = {"sliding_window": 160, "sliding_window_pattern": 3, "tie_word_embeddings": False}
 LFM2 = {
     "norm_eps": 1e-5,
     "conv_bias": False,
@@ -194,8 +194,12 @@ BAD_FOLDERS = {
     "sizes of another type": (FormatError, r"hidden_size: expected a number from 1 ", configure(hidden_size="big")),
     "other sizes": (FormatError, r"mlx-lm cannot load it: ValueError: .*shape", configure(intermediate_size=64)),
     "no weights": (FormatError, r"expected weights in model\*\.safetensors, found none", remove("model.safetensors")),
-    "weights cut short": (FormatError, r"(cannot load it|cannot be read): ", cut_weights),
-    "weights are text": (FormatError, r"mlx-lm cannot load it: ", write("model.safetensors", "none")),
+    "weights cut short": (FormatError, r"expected data within \d+ bytes, found it at", cut_weights),
+    "weights are text": (
+        FormatError,
+        r"expected a safetensors header, found 4 bytes",
+        write("model.safetensors", "none"),
+    ),
     "weights are a pointer": (
         FormatError,
         r"model\.safetensors: expected a safetensors file, found a Git LFS pointer",

@@ -52,6 +52,8 @@ class ModelConfig:
     """Every n-th layer sees everything; 1: all do."""
     tied_embeddings: bool
     rope_overridden: bool = False
+    lacks_window: bool = False
+    """Its context ends where a sliding window would be needed that nobody here computes."""
 
     def layer_shapes(self) -> list[LayerShape]:
         """The sizes of every layer's KV cache."""
@@ -135,6 +137,11 @@ def resolve_context(config: HasContext, asked: int) -> int:
     trained = config.context_length
     if asked < 0:
         raise RequestError(f"-c {asked}: expected a number of tokens, or 0 for the model's own context of {trained}")
+    if asked > trained and config.lacks_window:
+        raise RequestError(
+            f"-c {asked}: expected at most {trained}, as the model needs a sliding window beyond, which mlx-lm's "
+            "class of it does not have"
+        )
     if asked > trained and not config.rope_overridden:
         is_gguf = isinstance(config, ModelConfig)
         how = f"--rope-scale {math.ceil(asked / trained)}" if is_gguf else "rope_scaling in config.json"
@@ -150,6 +157,8 @@ class HasContext(Protocol):
     def context_length(self) -> int: ...
     @property
     def rope_overridden(self) -> bool: ...
+    @property
+    def lacks_window(self) -> bool: ...
 
 
 class _Keys:

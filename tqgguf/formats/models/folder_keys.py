@@ -18,10 +18,14 @@ FAMILIES: Final = {
     "mistral": "mistral",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
 }
 """`model_type` -> the family whose keys are known here."""
+
+Settings = Mapping[str, Any]
 
 
 class Kind(NamedTuple):
@@ -71,7 +75,8 @@ _TINIEST: Final = 2.0**-126  # the smallest normal float32
 KEYS: Final[dict[str, Kind]] = {
     **dict.fromkeys(
         ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-         "max_position_embeddings", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern"),
+         "max_position_embeddings", "original_max_position_embeddings", "sliding_window", "sliding_window_pattern",
+         "_sliding_window_pattern"),
         _size(),
     ),
     "num_hidden_layers": _size(most=MAX_LAYERS),
@@ -101,7 +106,12 @@ KEYS: Final[dict[str, Kind]] = {
         _ANY,
     ),
 }  # fmt: skip
-"""Key -> its values. null is the same as no key."""
+"""Key -> its values. null is the same as no key, but for NULLS."""
+NULLS: Final = ("sliding_window", "final_logit_softcapping", "attn_logit_softcapping", "num_key_value_heads")
+"""Keys that have another meaning where they are null than where they are absent: without a window or a softcap, as many
+KV heads as heads."""
+_OF_THE_WHOLE: Final = ("tie_word_embeddings",)
+"""Keys that transformers reads beside `text_config`, not in it."""
 
 
 def family_of(model_type: Any) -> str | None:
@@ -110,18 +120,20 @@ def family_of(model_type: Any) -> str | None:
 
 
 def language_part(config: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The keys of the language model, those of `text_config` before others, without those that are null.
+    """The keys of the language model, those of `text_config` before others, without those whose null says nothing.
 
     FormatError: a value is none that its key can have.
     """
     language = config.get("text_config")
     parts = [("", config)]
     if isinstance(language, dict):
-        parts.append(("text_config.", language))
+        parts.append(("text_config.", {key: value for key, value in language.items() if key not in _OF_THE_WHOLE}))
     known: dict[str, Any] = {}
     for prefix, part in parts:
         for key, value in part.items():
             if value is None:
+                if key in NULLS:
+                    known[key] = None
                 continue
             kind = KEYS.get(key)
             if kind is not None and not kind.has(value):

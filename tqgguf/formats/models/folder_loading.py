@@ -13,10 +13,8 @@ from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.file_kind import other_kind
 from tqgguf.formats.json_file import json_kind, read_json
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
-from tqgguf.formats.models.folder_features import MLX, check_features, mlx_settings
+from tqgguf.formats.models.folder_asked import Asked, read_asked
 from tqgguf.formats.models.folder_files import WEIGHT_FILES, check_folder_files
-from tqgguf.formats.models.folder_keys import family_of, language_part
-from tqgguf.formats.safetensors import open_safetensors
 
 LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 """Keys of config.json, one of which holds the number of layers."""
@@ -25,12 +23,12 @@ _CONTEXT: Final = "max_position_embeddings"
 
 @dataclass(frozen=True)
 class FolderHeader:
-    """model_type: as config.json has it. told: what mlx-lm's class is told beside config.json. context_length (in
-    tokens), vocab_size: 0 where they are not given.
+    """model_type: as config.json has it. asked: what it asks of mlx-lm's class. context_length: in tokens, as far as
+    that class goes; it and vocab_size are 0 where they are not given.
     """
 
     model_type: str
-    told: dict[str, Any]
+    asked: Asked
     context_length: int
     vocab_size: int
 
@@ -65,7 +63,9 @@ def check_folder(folder: Path) -> FolderHeader:
     if config.get("model_file") is not None:
         raise UnsupportedModelError(f"{folder}: model_file: its model is code of its own, which is not run")
     _check_weights(folder)
-    return FolderHeader(model_type, _told(config, folder), numbers[_CONTEXT], numbers["vocab_size"])
+    asked = read_asked(folder, config)
+    context = asked.context or numbers[_CONTEXT]
+    return FolderHeader(model_type, asked, min(context, asked.window or context), numbers["vocab_size"])
 
 
 def _number(config: dict[str, Any], name: str, path: Path) -> int:
@@ -89,24 +89,3 @@ def _check_weights(folder: Path) -> None:
             other = None if head[8:9] == b"{" else other_kind(head)
             if other is not None:
                 raise FormatError(f"{path}: expected a safetensors file, found {other.what}")
-
-
-def _told(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What mlx-lm's class is told beside config.json. FormatError, UnsupportedModelError: a setting that is none, or
-    that the class would drop.
-    """
-    path, family = str(folder / "config.json"), family_of(config["model_type"])
-    if family is None:
-        return {}  # a class whose keys are not known here
-    settings = language_part(config, path)
-    check_features(family, settings, path, MLX)
-    if family == "gemma3" and settings.get("tie_word_embeddings") is False and not _has_output(folder):
-        raise FormatError(f"{path}: tie_word_embeddings: expected true, as there is no lm_head.weight, found false")
-    told = mlx_settings(family, settings)
-    return {"text_config": {**config["text_config"], **told}} if told and config.get("text_config") else told
-
-
-def _has_output(folder: Path) -> bool:
-    return any(
-        name.endswith("lm_head.weight") for file in sorted(folder.glob(WEIGHT_FILES)) for name in open_safetensors(file)
-    )

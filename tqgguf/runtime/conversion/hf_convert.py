@@ -30,11 +30,13 @@ from tqgguf.formats.gguf.types import MetadataType, ValueType, ggml_type_name
 from tqgguf.formats.gguf.write import Piece, entry
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.mapped_file import forget_pages
-from tqgguf.formats.models.folder_features import GGUF, check_features
+from tqgguf.formats.models.folder_defaults import completed, is_tied
+from tqgguf.formats.models.folder_features import check_features
 from tqgguf.formats.models.folder_files import check_folder_files
 from tqgguf.formats.models.folder_keys import language_part
+from tqgguf.formats.models.folder_rope import GGUF, chosen_rope
 from tqgguf.formats.safetensors import SafeTensor
-from tqgguf.runtime.conversion.hf_architectures import Checkpoint, completed, find_checkpoint
+from tqgguf.runtime.conversion.hf_architectures import Checkpoint, find_checkpoint
 from tqgguf.runtime.conversion.hf_files import stored_tensors
 from tqgguf.runtime.conversion.hf_parameters import add_parameters, number, rope_factors
 from tqgguf.runtime.conversion.hf_shapes import Shapes
@@ -65,7 +67,8 @@ def plan_checkpoint(folder: str, target: str, wanted: str | None = None, max_byt
     config = _completed(row, language_part(config, config_path), config_path)
     check_features(row.family, config, config_path, GGUF)
     stored = stored_tensors(path)
-    _drop_tied(config, stored, config_path)
+    if is_tied(row.family, config, "lm_head.weight" in stored, config_path):
+        stored.pop("lm_head.weight", None)  # where it is there, the class does not use it
     if wanted is None:
         first = next((tensor.dtype for tensor in stored.values() if len(tensor.shape) > 1), "F32")
         wanted = _GUESSED.get(first, "f16")
@@ -99,7 +102,7 @@ def _silent_gguf() -> Iterator[None]:
 
 def _completed(row: Checkpoint, config: Mapping[str, Any], path: str) -> dict[str, Any]:
     try:
-        return completed(row, config)
+        return completed(row.family, config)
     except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise FormatError(
             f"{path}: sizes are missing or none that can be: {type(error).__name__}: {words_of(error)}"
@@ -135,7 +138,7 @@ def _planned_tensors(
     shapes = Shapes(config, path)
     turns_pairs = config.get("rope_traditional") is True  # as in the folders that convert makes of GGUFs for mlx-lm
     planned = []
-    factors = rope_factors(config, path) if row.is_llama else None
+    factors = rope_factors(config, chosen_rope(row.family, config, path), path) if row.is_llama else None
     if factors is not None:
         planned.append(_made("rope_freqs.weight", factors))
     for name, tensor in stored.items():
@@ -230,17 +233,6 @@ def _pairs(n_rows: int, n_heads: int, name: str, folder: Path) -> NDArray[np.int
     if n_rows % (2 * n_heads):
         raise FormatError(f"{folder}: tensor {name}: expected {n_heads} heads of an even size, found {n_rows} rows")
     return np.arange(n_rows).reshape(n_heads, 2, -1).swapaxes(1, 2).reshape(-1)
-
-
-def _drop_tied(config: Mapping[str, Any], stored: dict[str, SafeTensor], path: str) -> None:
-    """Leave out an output layer that the class does not use, as it takes the embeddings; FormatError where it has no
-    output layer and does not take them.
-    """
-    tied = config.get("tie_word_embeddings")
-    if tied:
-        stored.pop("lm_head.weight", None)
-    elif tied is False and "lm_head.weight" not in stored:
-        raise FormatError(f"{path}: tie_word_embeddings: expected true, as there is no lm_head.weight, found false")
 
 
 def _check_biases(config: Mapping[str, Any], names: set[str], n_layers: int, row: Checkpoint, path: str) -> None:

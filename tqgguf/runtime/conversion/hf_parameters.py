@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES, ROPE_FACTORS
 from tqgguf.formats.models.folder_features import sliding_layers
+from tqgguf.formats.models.folder_rope import FULL, SLIDING, chosen_rope
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint
 
 _YARN = {
@@ -25,6 +26,8 @@ _YARN = {
     "beta_fast": "add_rope_scaling_yarn_beta_fast",
     "beta_slow": "add_rope_scaling_yarn_beta_slow",
 }
+Ropes = Mapping[str, Mapping[str, Any]]
+"""Of `folder_rope.chosen_rope`."""
 _GREATEST = float(np.finfo(np.float32).max)  # what a GGUF's numbers can be
 
 
@@ -39,7 +42,7 @@ def add_parameters(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str
     writer.add_feed_forward_length(number(config, "intermediate_size", path))
     writer.add_head_count(number(config, "num_attention_heads", path))
     writer.add_head_count_kv(number(config, "num_key_value_heads", path))
-    _add_rope(writer, config, path)
+    _add_rope(writer, chosen_rope(row.family, config, path), path)
     writer.add_layer_norm_rms_eps(_above_zero(config, "rms_norm_eps", path))
     if "head_dim" in config:
         writer.add_key_length(number(config, "head_dim", path))
@@ -54,15 +57,15 @@ def add_parameters(writer: gguf.GGUFWriter, row: Checkpoint, config: Mapping[str
             writer.add_sliding_window(number(config, "sliding_window", path))
 
 
-def rope_factors(config: Mapping[str, Any], path: str) -> NDArray[np.float32] | None:
+def rope_factors(config: Mapping[str, Any], ropes: Ropes, path: str) -> NDArray[np.float32] | None:
     """llama 3's factor for each pair of a head; None where positions are not stretched so."""
-    settings = _rope_settings(config)
-    if settings.get("rope_type") != "llama3":
+    settings = ropes[FULL]
+    if settings["rope_type"] != "llama3":
         return None
     head_dim = number(config, "head_dim", path)
     factor, low = real(settings, "factor", path, 8.0), real(settings, "low_freq_factor", path, 1.0)
     high = real(settings, "high_freq_factor", path, 4.0)
-    context = number({"original_max_position_embeddings": 8192, **settings}, "original_max_position_embeddings", path)
+    context = number(settings, "original_max_position_embeddings", path)
     if not 0 < low < high or not factor > 0:
         raise FormatError(f"{path}: rope_scaling: expected 0 < low_freq_factor < high_freq_factor, found {low}, {high}")
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -99,40 +102,19 @@ def _above_zero(config: Mapping[str, Any], key: str, path: str, limits: tuple[fl
     return value
 
 
-def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE's settings of the layers that see everything, whichever way the configuration has them."""
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    full = found.get("full_attention", found) if isinstance(found, dict) else {}
-    settings = dict(full) if isinstance(full, dict) else {}
-    settings.setdefault("rope_theta", config.get("rope_theta"))
-    settings.setdefault("rope_type", settings.get("type"))
-    return settings
-
-
-def _local_base(config: Mapping[str, Any]) -> Any:
-    """The base of layers with a window, None where there are none."""
-    found = config.get("rope_parameters")
-    local = found.get("sliding_attention") if isinstance(found, dict) else None
-    return local.get("rope_theta") if isinstance(local, dict) else config.get("rope_local_base_freq")
-
-
-def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], path: str) -> None:
-    settings = _rope_settings(config)
-    kind = settings.get("rope_type")
+def _add_rope(writer: gguf.GGUFWriter, ropes: Ropes, path: str) -> None:
+    settings = ropes[FULL]
+    kind = settings["rope_type"]
     if kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(_above_zero(settings, "factor", path, ROPE_FACTORS))
     elif kind == "yarn":
-        original = settings.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(_above_zero(settings, "factor", path, ROPE_FACTORS))
-        writer.add_rope_scaling_orig_ctx_len(
-            number({"original_max_position_embeddings": original}, "original_max_position_embeddings", path)
-        )
+        writer.add_rope_scaling_orig_ctx_len(number(settings, "original_max_position_embeddings", path))
         for key, method in _YARN.items():
             if settings.get(key) is not None:
                 getattr(writer, method)(real(settings, key, path))
     writer.add_rope_freq_base(_above_zero(settings, "rope_theta", path, ROPE_BASES))
-    local = _local_base(config)
-    if local is not None:
-        writer.add_rope_freq_base_swa(_above_zero({"rope_theta": local}, "rope_theta", path, ROPE_BASES))
+    if SLIDING in ropes:
+        writer.add_rope_freq_base_swa(_above_zero(ropes[SLIDING], "rope_theta", path, ROPE_BASES))

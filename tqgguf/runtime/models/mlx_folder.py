@@ -27,9 +27,11 @@ from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_folder
+from tqgguf.formats.models.folder_asked import Asked
 from tqgguf.formats.models.folder_loading import check_folder
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.cpu_model import suit_cpu
+from tqgguf.runtime.models.folder_classes import classes_for, unread_notices
 from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.tokenizers.folder_tokenizer import FolderTokenizer, load_folder_tokenizer
 
@@ -47,6 +49,7 @@ class FolderConfig:
     vocab_size: int
     shapes: tuple[LayerShape, ...]
     rope_overridden: bool = False
+    lacks_window: bool = False
 
     def layer_shapes(self) -> list[LayerShape]:
         return list(self.shapes)
@@ -61,7 +64,9 @@ class OpenFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         header = check_folder(folder)
-        self._model = _open_lazily(folder, header.model_type, header.told)
+        asked = header.asked
+        self._model = _open_lazily(folder, header.model_type, asked)
+        self._notices = (*asked.notices, *unread_notices(self._model, header.model_type, asked))
         self.config = FolderConfig(
             architecture=header.model_type,
             name=readable(folder.resolve().name),
@@ -69,6 +74,7 @@ class OpenFolder:
             context_length=header.context_length or DEFAULT_CONTEXT,
             vocab_size=header.vocab_size,
             shapes=_layer_shapes(self._model, folder),
+            lacks_window=asked.window is not None,
         )
 
     @property
@@ -83,7 +89,9 @@ class OpenFolder:
     @cached_property
     def tokenizer(self) -> FolderTokenizer:
         """The tokenizer of tokenizer.json; there before any weight is read."""
-        return load_folder_tokenizer(self.folder)
+        tokenizer = load_folder_tokenizer(self.folder)
+        tokenizer.warnings[:0] = self._notices
+        return tokenizer
 
     def load(self, progress: Progress | None = None, *, form: Form | None = None) -> LoadedModel:
         """Read the weights, in the device's form if none is named: `dense` unpacks whatever the folder has packed."""
@@ -113,9 +121,11 @@ class _GlobbedFolder(PosixPath):
         return super(_GlobbedFolder, folder).__truediv__(name)
 
 
-def _open_lazily(folder: Path, model_type: str, told: dict[str, Any]) -> Any:
+def _open_lazily(folder: Path, model_type: str, asked: Asked) -> Any:
     try:
-        model, _ = load_mlx_model(_GlobbedFolder(folder), lazy=True, model_config=told)
+        model, _ = load_mlx_model(
+            _GlobbedFolder(folder), lazy=True, model_config=dict(asked.told), get_model_classes=classes_for(asked)
+        )
     except json.JSONDecodeError as error:
         raise FormatError(
             f"{folder}: expected JSON in its configuration files, found a mistake: {words_of(error)}"
