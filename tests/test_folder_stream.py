@@ -232,6 +232,28 @@ def test_a_decoder_that_panics_gives_one_clear_line(tmp_path: Path) -> None:
         streamed(tokenizer, [space])
 
 
+def test_a_decoder_that_fails_is_replaced_where_another_one_reads_the_vocabulary(tmp_path: Path) -> None:
+    made = byte_level()
+    made.decoder = decoders.Strip("a", 0, 2)
+    tokenizer = loaded(tmp_path, made)
+    assert "tokens are decoded as byte-level ones instead" in tokenizer.warnings[0]
+    assert tokenizer.decode(tokenizer.encode("a b a")) == "a b a"
+
+
+def test_a_decoder_that_fails_where_no_other_one_will_do_is_refused_in_one_line(tmp_path: Path) -> None:
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "cd": 2}, unk_token="a"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.Strip("a", 0, 2)
+    with pytest.raises(FormatError, match=r"^tokenizer.json: its decoder fails with the text .a b.nc.: [^\n]+$"):
+        loaded(tmp_path, made)
+
+
+def test_a_text_with_which_the_library_fails_gives_one_line(tmp_path: Path) -> None:
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="none"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(FormatError, match=r"^tokenizer.json: it fails with this text: "):
+        loaded(tmp_path, made).encode("a d")
+
+
 HELLO = ["Hello", "Ġthe", "Ċ", "Ġworld", "Ġ", "Ã", "©"]
 
 

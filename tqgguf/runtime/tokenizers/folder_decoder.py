@@ -11,7 +11,9 @@ from typing import Any, Final
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
+from tqgguf.formats.errors import FormatError
 from tqgguf.formats.models.vocabulary import SPACE
+from tqgguf.runtime.tokenizers.library_errors import failing_as
 
 _PROBE: Final = "a b\nc"
 """A text that no normaliser in use changes, but for spaces and lines."""
@@ -20,14 +22,21 @@ _PROBE: Final = "a b\nc"
 def suitable_decoder(backend: Backend) -> tuple[Any, str]:
     """A decoder, and a line that says why it is not the tokenizer's own; "" where it is.
 
-    Another one is taken if the own one leaves letters in a text that were not there, and the other one does not.
+    Another one is taken if the own one fails or leaves letters in a text that were not there, and the other one does
+    not. FormatError: the own one fails, and no other will do.
     """
     own = backend.decoder
-    normal = _PROBE if backend.normalizer is None else backend.normalizer.normalize_str(_PROBE)
-    cutter = backend.pre_tokenizer
-    pieces = [normal] if cutter is None else [piece for piece, _ in cutter.pre_tokenize_str(normal)]
-    shown = " ".join(pieces) if own is None else own.decode(pieces)
-    if set(shown) <= set(_PROBE):
+    with failing_as(f"tokenizer.json: it fails with the text {_PROBE!r}"):
+        normal = _PROBE if backend.normalizer is None else backend.normalizer.normalize_str(_PROBE)
+        cutter = backend.pre_tokenizer
+        pieces = [normal] if cutter is None else [piece for piece, _ in cutter.pre_tokenize_str(normal)]
+    failure: FormatError | None = None
+    try:
+        with failing_as(f"tokenizer.json: its decoder fails with the text {_PROBE!r}"):
+            shown = " ".join(pieces) if own is None else own.decode(pieces)
+    except FormatError as error:
+        failure, shown = error, "an error"
+    if failure is None and set(shown) <= set(_PROBE):
         return own, ""
     for name, decoder in _others().items():
         if decoder.decode(pieces) == _PROBE:
@@ -35,6 +44,8 @@ def suitable_decoder(backend: Backend) -> tuple[Any, str]:
                 f"tokenizer.json: its decoder does not undo its pre-tokenizer ({_PROBE!r} comes back as {shown!r}); "
                 f"tokens are decoded as {name} ones instead"
             )
+    if failure is not None:
+        raise failure
     return own, ""
 
 

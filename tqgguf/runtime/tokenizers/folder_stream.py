@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.formats.errors import FormatError, words_of
+from tqgguf.runtime.tokenizers.library_errors import failing_as
 
 MOST_IDS: Final = 48
 """Of tokens that are decoded together: when there are more, the last ones stand for all."""
@@ -58,17 +58,8 @@ def decoder_steps(decoder: Any) -> Iterator[Mapping[str, Any]]:
 
 def decoded(backend: Backend, ids: Sequence[int], *, skip_special: bool = False) -> str:
     """The library's text of `ids`. FormatError: its decoder fails with them."""
-    try:
+    with failing_as("tokenizer.json: its decoder fails with some tokens"):
         return backend.decode(ids, skip_special_tokens=skip_special)
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise FormatError(f"tokenizer.json: its decoder fails with some tokens: {words_of(error)}") from error
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether the `tokenizers` library ended in a panic, which is no Exception."""
-    return type(error).__name__ == "PanicException"
 
 
 class FolderStream:

@@ -13,12 +13,13 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.formats.errors import FormatError, RequestError, words_of
+from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.formats.models.vocabulary import END_OF_GENERATION_TEXTS, NAMED_ROLES, utf8
 from tqgguf.runtime.tokenizers.bpe import BYTE_LETTERS
 from tqgguf.runtime.tokenizers.folder_decoder import suitable_decoder
 from tqgguf.runtime.tokenizers.folder_stream import FolderStream, decoded
+from tqgguf.runtime.tokenizers.library_errors import failing_as
 
 
 class FolderTokenizer:
@@ -65,7 +66,8 @@ class FolderTokenizer:
         """Token ids of `text`; see `tokenizer.Tokenizer.encode`. What is added is the post-processor's matter."""
         self.backend.encode_special_tokens = not parse_special
         valid = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids: list[int] = self.backend.encode(valid, add_special_tokens=add_special).ids
+        with failing_as("tokenizer.json: it fails with this text"):
+            ids: list[int] = self.backend.encode(valid, add_special_tokens=add_special).ids
         if self.bos_id is not None and ids[:2] == [self.bos_id] * 2:
             del ids[0]
         return ids
@@ -121,10 +123,8 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     """
     path = folder / "tokenizer.json"
     description = read_json(path)
-    try:
+    with failing_as(f"{path}: expected a tokenizer, found a mistake"):
         backend = Backend.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special
-        raise FormatError(f"{path}: expected a tokenizer, found a mistake: {words_of(error)}") from error
     settings = {**_optional(folder / "special_tokens_map.json"), **_optional(folder / "tokenizer_config.json")}
     settings["chat_template"] = _chat_template(folder, settings.get("chat_template"))
     eos_ids: set[int] = set()
