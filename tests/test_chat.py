@@ -10,6 +10,9 @@ import pytest
 from vocabularies import smollm2_tokenizer, spm_metadata
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.formats.templates import process
+from tqgguf.formats.templates.messages import DroppedTextError, template_problem
+from tqgguf.formats.templates.process import TemplateLimitError
 from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.tokenizers.gguf_tokenizer import load_tokenizer
 
@@ -209,6 +212,74 @@ def test_a_system_message_that_only_typed_content_shows_is_not_folded() -> None:
 def test_a_text_that_a_template_drops_is_refused_by_name(source: str, dropped: str) -> None:
     with pytest.raises(RequestError, match=f"chat template: expected .*, found one that drops {dropped};"):
         ChatTemplate(source).render([USER, ASSISTANT, USER])
+
+
+LONG = {"role": "user", "content": "Pasted:\n" + "word " * 400 + "\n\nWhat is the last word?"}
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ m.content[:20] }}",
+        "{{ m.content[-20:] }}",
+        "{{ m.content | truncate(30) }}",
+        "{{ m.content | truncate(2000, true, '') }}",
+        "{{ m.content.split()[:5] | join(' ') }}",
+        "{{ m.content.splitlines()[0] }}",
+        "{{ (m.content | wordwrap(79)).split('\n')[:3] | join('\n') }}",
+        "{% if m.content | length < 50 %}{{ m.content }}{% endif %}",
+        "{{ m.content | string | list | batch(100) | first | join }}",
+        "{{ m.content[0].text[:100] }}",
+        "{% for c in m.content[:100] %}{{ c }}{% endfor %}",
+    ],
+)
+def test_a_template_that_cuts_a_long_text_is_refused(shown: str) -> None:
+    source = "{% for m in messages %}" + shown + "{% endfor %}"
+    with pytest.raises(DroppedTextError):
+        ChatTemplate(source).render([LONG])
+    assert "drops the user's messages" in str(template_problem(source))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ m.content | trim }}",
+        "{{ m.content | indent(4) }}",
+        "{{ m.content | wordwrap(79) }}",
+        "{{ m.content.split('\n') | join(' ') }}",
+        "{{ m.content | tojson }}",
+        "{{ {'content': m.content | tojson} | tojson }}",
+        '{"role": "{{ m.role }}", "text": "{{ m.content }}"}',
+        "{{ {'text': m.content} | tojson }}",
+        "{{ {'type': 'text', 'text': m.content} }}",
+        '{"type": "text", "text": "{{ m.content }}"}',
+        "{{ m.content }} {{ {'text': m.content} | tojson }}",
+        "{% for c in m.content %}{{ c }}{% endfor %}",
+    ],
+)
+def test_a_long_text_that_is_shown_whole_is_rendered_whatever_stands_around_it(shown: str) -> None:
+    text = ChatTemplate("{% for m in messages %}" + shown + "{% endfor %}").render([LONG])
+    assert text.count("word") >= 401 and "What is the last word?" in text
+
+
+def test_typed_parts_that_python_or_json_write_show_no_text() -> None:
+    for written in ("{{ m.content }}", "{{ m.content | tojson }}", "{{ m.content | tojson(sort_keys=true) }}"):
+        source = "{% for m in messages %}{% if m.content is not string %}" + written + "{% endif %}{% endfor %}"
+        with pytest.raises(DroppedTextError):
+            ChatTemplate(source).render([USER])
+
+
+@pytest.mark.parametrize("source", [REFUSES_SYSTEM, "{{ messages[-1].content }}"])
+def test_an_empty_system_message_leaves_nothing_behind(source: str) -> None:
+    empty = {"role": "system", "content": ""}
+    assert ChatTemplate(source, "<bos>").render([empty, USER]) == ChatTemplate(source, "<bos>").render([USER])
+
+
+def test_all_renders_of_a_conversation_have_one_budget_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_SECONDS_OF_ALL", 0.5)
+    slow = "{% for i in range(700) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateLimitError, match="for one conversation"):
+        ChatTemplate(slow + "{{ messages[0].nothing }}").render([SYSTEM, USER])
 
 
 def test_a_template_for_one_message_serves_for_one() -> None:

@@ -1,20 +1,25 @@
 """In which form a template wants its messages: found out by rendering marks in place of their texts.
 
-Templates read a message's content as a string, or as a list of typed parts; some drop a role, or refuse it. A text that
-a template drops in silence would be answered as if it had not been asked, so a form that shows all texts is looked for.
+Templates read a message's content as a string, or as a list of typed parts; some drop a role, or refuse it, or cut what
+is long. A text that a template drops in silence would be answered as if it had not been asked, so a form that shows all
+texts is looked for. A mark is as long as its text, and has its words and lines.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.templates.process import PROCESS, TemplateFailureError
+from tqgguf.formats.templates.process import PROCESS, Budget, TemplateFailureError
 
 Message = Mapping[str, Any]  # "role", "content" and whatever else a template reads
 
-_MARK = "probe{}of{}text"  # stands for a message's text; letters and digits, which no filter of a template changes
+_MARK = "probe{}of{}text"  # what marks are made of: letters and digits, which no filter of a template changes
+_SPACES = re.compile(r"([ \n\r\t]+)")
+_SPACES_OR_ESCAPES = re.compile(r"\s+|\\+[nrt]")  # as JSON has them
+_LONG_TEXT = ("? " * 7 + "?\n") * 256
 _WHOSE = {"system": "the system message", "user": "the user's messages", "assistant": "the assistant's messages"}
 
 
@@ -41,9 +46,8 @@ def shown_messages(messages: Sequence[Message], render: Callable[[Sequence[Messa
     dropped: list[set[str]] = []
     failure: TemplateFailureError | None = None
     for candidate in _with_and_without_system(messages):
-        marks = {
-            i: _MARK.format(i, len(candidate)) for i, m in enumerate(candidate) if isinstance(m.get("content"), str)
-        }
+        texts = {i: m["content"] for i, m in enumerate(candidate) if isinstance(m.get("content"), str)}
+        marks = {i: _mark(_MARK.format(i, len(candidate)), text) for i, text in texts.items()}
         marked = [{**m, "content": marks[i]} if i in marks else m for i, m in enumerate(candidate)]
         typed: set[int] = set()
         tried: list[set[int]] = []
@@ -51,11 +55,11 @@ def shown_messages(messages: Sequence[Message], render: Callable[[Sequence[Messa
             tried.append(typed)
             following = set(marks)
             try:
-                text = render(_typed(marked, typed)).lower()
+                text = _without_spaces(render(_typed(marked, typed)))
             except TemplateFailureError as error:
                 failure = error if not typed else failure
             else:
-                lost = {candidate[i].get("role", "") for i, mark in marks.items() if not _shows(text, mark)}
+                lost = {candidate[i].get("role", "") for i, mark in marks.items() if not _shows(text, mark, i in typed)}
                 if not lost:
                     return _typed(candidate, typed)
                 dropped.append(lost)
@@ -71,15 +75,18 @@ def shown_messages(messages: Sequence[Message], render: Callable[[Sequence[Messa
 def template_problem(source: str) -> str | None:
     """Why no chat can be held by a template, on one line; None: nothing is known to be wrong with it.
 
-    It does not compile, takes too long, or drops what the user writes. One that raises an error of its own may want
-    another conversation than the one that is tried here.
+    It does not compile, takes too long, or drops or cuts what the user writes. One that raises an error of its own may
+    want another conversation than the one that is tried here.
     """
+    budget = Budget()
+
+    def rendered(messages: Sequence[Message]) -> str:
+        given = {**TOKEN_VARIABLES, **conversation_variables(messages, True)}
+        return PROCESS.render(source, given, budget=budget)
+
     try:
         PROCESS.compile(source)
-        shown_messages(
-            [{"role": "user", "content": "?"}],
-            lambda messages: PROCESS.render(source, {**TOKEN_VARIABLES, **conversation_variables(messages, True)}),
-        )
+        shown_messages([{"role": "user", "content": _LONG_TEXT}], rendered)
     except TemplateFailureError:
         return None
     except RequestError as error:
@@ -106,7 +113,8 @@ def _with_and_without_system(messages: Sequence[Message]) -> Iterator[Sequence[M
     if len(messages) > 1 and messages[0].get("role") == "system":
         system, first = messages[0].get("content"), messages[1].get("content")
         if isinstance(system, str) and isinstance(first, str):
-            yield [{**messages[1], "content": f"{system}\n{first}"}, *messages[2:]]
+            both = f"{system}\n{first}" if system else first
+            yield [{**messages[1], "content": both}, *messages[2:]]
 
 
 def _typed(messages: Sequence[Message], which: Collection[int]) -> list[Message]:
@@ -115,6 +123,31 @@ def _typed(messages: Sequence[Message], which: Collection[int]) -> list[Message]
     ]
 
 
-def _shows(text: str, mark: str) -> bool:
-    """Whether a mark is there, and not as Python or JSON write the part that holds it."""
-    return mark in text and not any(f"text{quote}: {quote}{mark}" in text for quote in "'\"")
+def _mark(name: str, text: str) -> str:
+    """What stands for a text: its name over and over, in words of the same lengths between the same spaces.
+
+    Nothing stands for nothing. Where a text has fewer letters than the name, one word as long as the longer of both.
+    """
+    if not text.strip():
+        return text
+    letters = name * (len(text) // len(name) + 1)
+    pieces, at = _SPACES.split(text), 0
+    if sum(map(len, pieces[::2])) < len(name):
+        return letters[: max(len(text), len(name))]
+    for i in range(0, len(pieces), 2):
+        pieces[i], at = letters[at : at + len(pieces[i])], at + len(pieces[i])
+    return "".join(pieces)
+
+
+def _without_spaces(text: str) -> str:
+    """A rendering in which a mark is found however a template trims, indents, joins or escapes lines."""
+    return _SPACES_OR_ESCAPES.sub("", text.lower())
+
+
+def _shows(text: str, mark: str, is_typed: bool) -> bool:
+    """Whether a whole mark is there, and not as Python or JSON write the part that holds it."""
+    word = _without_spaces(mark)
+    parts = (f"{quote}text{quote}:{quote}{word}{quote}" for quote in "'\"") if is_typed else ()
+    kinds = ("'type':'text'", '"type":"text"')
+    written = any(f"{kind},{part}" in text or f"{part},{kind}" in text for part in parts for kind in kinds)
+    return word in text and not written

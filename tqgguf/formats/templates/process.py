@@ -29,6 +29,8 @@ MAX_SIZE = 2**24
 """Characters that a rendered text may have: four million tokens' worth."""
 MAX_SECONDS = 5.0
 """CPU time of one render; real templates take milliseconds."""
+MAX_SECONDS_OF_ALL = 10.0
+"""Of all the renders that one conversation takes, on the clock."""
 MAX_WAIT = 60.0
 """Seconds on the clock that one render may take, on a machine that has much else to do."""
 MAX_BYTES = 2**30
@@ -51,6 +53,20 @@ class TemplateFailureError(RequestError):
 
 class TemplateLimitError(RequestError):
     """A template takes more time or memory than it is given."""
+
+
+class Budget:
+    """The time that all renders of one conversation have together."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + MAX_SECONDS_OF_ALL
+
+    def left(self) -> float:
+        """Seconds. TemplateLimitError: none are left."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise _too_long(MAX_SECONDS_OF_ALL)
+        return left
 
 
 _ERRORS: dict[bytes, tuple[type[RequestError], str]] = {
@@ -76,13 +92,16 @@ class TemplateProcess:
         with self._lock:
             self._started()
 
-    def render(self, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> str:
+    def render(
+        self, source: str, variables: Mapping[str, Any], now: datetime | None = None, budget: Budget | None = None
+    ) -> str:
         """What a template makes of variables, which are what JSON can hold (of other values it sees the type's name).
 
-        now: what `strftime_now` takes for the present; None: the present.
+        now: what `strftime_now` takes for the present; None: the present. budget: of this render and others.
         Raises TemplateMistakeError, TemplateFailureError, TemplateLimitError.
         """
-        return self._asked({"source": source, "variables": dict(variables), "now": (now or datetime.now()).isoformat()})
+        question = {"source": source, "variables": dict(variables), "now": (now or datetime.now()).isoformat()}
+        return self._asked(question, budget)
 
     def compile(self, source: str) -> None:
         """Raises TemplateMistakeError where a template does not compile, TemplateLimitError where it takes too long."""
@@ -95,15 +114,16 @@ class TemplateProcess:
             child.kill()
             child.communicate()
 
-    def _asked(self, question: dict[str, Any]) -> str:
-        limits = {"seconds": MAX_SECONDS, "bytes": MAX_BYTES, "characters": MAX_SIZE}
+    def _asked(self, question: dict[str, Any], budget: Budget | None = None) -> str:
+        seconds = MAX_SECONDS if budget is None else min(MAX_SECONDS, budget.left())
+        limits = {"seconds": seconds, "bytes": MAX_BYTES, "characters": MAX_SIZE}
         request = json.dumps({**question, **limits}, default=lambda value: f"<{type(value).__name__}>").encode()
         with self._lock:
             child = self._started()
             try:
                 kind, text = _exchange(child, request)
             except (BrokenPipeError, EOFError):
-                raise _death(_status(child)) from None
+                raise _death(_status(child), seconds) from None
             finally:  # an exchange that did not end, be it by Ctrl-C, leaves nobody who could answer the next one
                 if sys.exc_info()[0] is not None:
                     self.close()
@@ -165,14 +185,19 @@ def _status(child: subprocess.Popen[bytes]) -> int:
         return child.wait()
 
 
-def _death(status: int) -> TqggufError:
-    """What is said of a child that ended before it answered."""
+def _death(status: int, seconds: float) -> TqggufError:
+    """What is said of a child that ended before it answered. seconds: of CPU time that it was given."""
     if status == -signal.SIGPROF:
-        return TemplateLimitError(f"chat template: it takes more than {MAX_SECONDS:g} s of CPU time")
+        return _too_long(MAX_SECONDS if seconds == MAX_SECONDS else MAX_SECONDS_OF_ALL)
     if status == _OUT_OF_MEMORY:
         return _too_much_memory()
     how = f"the signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
     return TemplateLimitError(f"chat template: the process that renders it ended with {how}")
+
+
+def _too_long(seconds: float) -> TemplateLimitError:
+    what = "of CPU time" if seconds == MAX_SECONDS else "for one conversation"
+    return TemplateLimitError(f"chat template: it takes more than {seconds:g} s {what}")
 
 
 def _too_much_memory() -> TemplateLimitError:

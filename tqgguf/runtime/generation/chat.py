@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from tqgguf.formats.templates.messages import TOKEN_VARIABLES, Message, conversation_variables, shown_messages
-from tqgguf.formats.templates.process import PROCESS
+from tqgguf.formats.templates.process import PROCESS, Budget
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 
 # What llama.cpp assumes for a model whose file has no template.
@@ -57,10 +57,10 @@ class ChatTemplate:
 
         Raises RequestError: TemplateMistakeError, TemplateFailureError, TemplateLimitError or DroppedTextError.
         """
-        more, now = {**self._variables, **variables}, self._now()
+        more, now, budget = {**self._variables, **variables}, self._now(), Budget()
 
         def rendered(messages: Sequence[Message]) -> str:
             given = conversation_variables(messages, add_generation_prompt)
-            return PROCESS.render(self._source, {**given, **more}, now)
+            return PROCESS.render(self._source, {**given, **more}, now, budget)
 
         return rendered(shown_messages(messages, rendered))
