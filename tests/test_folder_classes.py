@@ -15,9 +15,11 @@ from tiny_folders import SIZES, write_folder, write_json
 
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
 from tqgguf.formats.models.config import resolve_context
+from tqgguf.formats.models.folder_asked import Asked
 from tqgguf.formats.models.folder_defaults import DEFAULTS, TIED, completed
 from tqgguf.formats.models.folder_keys import FAMILIES, NULLS, language_part
 from tqgguf.formats.models.folder_rope import FULL, SLIDING, chosen_rope
+from tqgguf.runtime.models.folder_classes import unread_notices
 from tqgguf.runtime.models.load import open_model
 
 FOLDERS = {family: model_type for model_type, family in FAMILIES.items()}  # gemma3's last: gemma3_text
@@ -285,6 +287,24 @@ def test_one_line_names_what_a_class_that_is_in_no_table_does_not_read(
     warnings = open_model(folder_of(tmp_path / "a", model_type, config)).tokenizer.warnings
     found = [line for line in warnings if "does not read" in line]
     assert len(found) == (named is not None) and all(str(named) in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "value", "is_named"),
+    [("gemma3n", "gelu_pytorch_tanh", False), ("nemotron", "relu2", False), ("gpt_neox", "gelu", True)],
+)
+def test_an_activation_that_a_class_has_by_itself_is_not_named(model_type: str, value: str, is_named: bool) -> None:
+    model = importlib.import_module(f"mlx_lm.models.{model_type}").Model
+    asked = Asked({}, unknown={"hidden_act": value})
+    assert bool(unread_notices(model.__new__(model), model_type, asked)) == is_named
+
+
+def test_ropes_settings_in_newer_words_reach_a_class_that_knows_the_older_ones(tmp_path: Path) -> None:
+    older = folder_of(tmp_path / "a", "olmo2", {"rope_theta": 300.0, "rope_scaling": LINEAR})
+    newer = {"rope_parameters": {**LINEAR, "rope_theta": 300.0}, "rope_theta": "absent"}
+    folder = folder_of(tmp_path / "b", "olmo2", newer)
+    assert np.array_equal(logits(folder), logits(older))
+    assert not [line for line in open_model(folder).tokenizer.warnings if "does not read" in line]
 
 
 def test_every_weight_of_a_folder_is_what_it_was(tmp_path: Path) -> None:

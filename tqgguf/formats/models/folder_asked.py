@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tqgguf.formats.errors import FormatError, words_of
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.folder_defaults import completed, is_tied
 from tqgguf.formats.models.folder_features import check_features, dropped_window, mlx_settings
 from tqgguf.formats.models.folder_files import WEIGHT_FILES
 from tqgguf.formats.models.folder_keys import family_of, language_part
 from tqgguf.formats.models.folder_rope import MLX
-from tqgguf.formats.models.folder_unknown import asked_of_unknown
+from tqgguf.formats.models.folder_unknown import asked_of_unknown, rope_in_older_words
 from tqgguf.formats.safetensors import open_safetensors
 
 OUTPUT: Final = re.compile(r"(^|\.)lm_head\.")
@@ -41,7 +40,7 @@ class Asked:
     window: int | None = None
     context: int | None = None
     notices: tuple[str, ...] = ()
-    unknown: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_asked(folder: Path, config: Mapping[str, Any]) -> Asked:
@@ -69,14 +68,16 @@ def read_asked(folder: Path, config: Mapping[str, Any]) -> Asked:
 
 def _unknown(folder: Path, config: Mapping[str, Any]) -> Asked:
     """Of a class whose keys are in no table of ours."""
-    told: dict[str, Any] = {}
     language = config.get("text_config")
     settings = {**config, **language} if isinstance(language, dict) else config
+    told = rope_in_older_words(settings)
+    unknown = {key: settings[key] for key in asked_of_unknown(settings) if not (told and key == "rope_parameters")}
+    unknown |= {key: told[key] for key in asked_of_unknown(told)}
     if settings.get("tie_word_embeddings") is None and _has_output(folder):
-        told = {"tie_word_embeddings": False}  # whatever a class assumes, an output layer that is there is used
-        if isinstance(language, dict):
-            told["text_config"] = {**language, **told}
-    return Asked(told, unknown={key: shown(settings[key]) for key in asked_of_unknown(settings)})
+        told["tie_word_embeddings"] = False  # whatever a class assumes, an output layer that is there is used
+    if isinstance(language, dict) and told:
+        told["text_config"] = {**language, **told}
+    return Asked(told, unknown=unknown)
 
 
 def _has_output(folder: Path) -> bool:

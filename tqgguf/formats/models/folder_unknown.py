@@ -34,7 +34,6 @@ _CHANGING: Final[dict[str, _Neutral]] = {
     "activation_function": _is("silu", "swish"),
     "sliding_window": _is_wide,
     "use_sliding_window": _is(False),
-    "layer_types": lambda value, settings: isinstance(value, list) and set(map(str, value)) <= {"full_attention"},
     "rope_theta": _is(10000),
     "rope_scaling": _is_default,
     "rope_parameters": _is_default,
@@ -51,6 +50,28 @@ _CHANGING: Final[dict[str, _Neutral]] = {
 }
 """Keys of transformers' language models -> values that change nothing. Biases and tensors that a class does not have
 are refused by mlx-lm's loader as it meets them in the files."""
+
+
+ACTIVATIONS: Final[dict[str, str]] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_approx",
+    "gelu_new": "gelu_approx",
+    "gelu_fast": "gelu_approx",
+    "relu": "relu",
+    "relu2": "relu2|relu_squared",
+    "xielu": "xielu",
+}
+"""transformers' names of activations -> mlx's functions, which a class that knows no other one names itself."""
+
+
+def rope_in_older_words(settings: Settings) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling` where only `rope_parameters` has them, as transformers writes since version 5."""
+    found = settings.get("rope_parameters")
+    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+        return {}
+    told: dict[str, Any] = {} if _is_default(found, settings) else {"rope_scaling": found}
+    told |= {"rope_theta": found["rope_theta"]} if "rope_theta" in found else {}
+    return {key: value for key, value in told.items() if settings.get(key) is None}
 
 
 def asked_of_unknown(settings: Settings) -> list[str]:

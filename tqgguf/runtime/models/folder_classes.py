@@ -22,6 +22,7 @@ from mlx_lm.utils import _get_classes
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.folder_asked import OUTPUT, Asked
+from tqgguf.formats.models.folder_unknown import ACTIVATIONS
 
 _MODULES: Final = "mlx_lm.models."
 
@@ -31,14 +32,20 @@ def unread_notices(model: nn.Module, model_type: str, asked: Asked) -> list[str]
     name = next(base.__module__ for base in type(model).__mro__ if base.__module__.startswith(_MODULES))
     sources = _sources_of(name) if asked.unknown else ()
     unread = [
-        f"{key} ({value})"
+        f"{key} ({shown(value)})"
         for key, value in asked.unknown.items()
-        if not any(re.search(rf"""\b(args|config|self)\.{key}\b|["']{key}["']""", source) for source in sources)
+        if not any(re.search(_reads(key, value), source) for source in sources)
     ]
     return [
         f"config.json: mlx-lm's class of {shown(model_type)} does not read {', '.join(unread)}; what this model "
         "computes may differ from what they ask for"
     ] * bool(unread)
+
+
+def _reads(key: str, value: Any) -> str:
+    """What is found in a class that looks at a setting, or has the activation that it asks for."""
+    function = ACTIVATIONS.get(value) if isinstance(value, str) else None
+    return rf"""\b(args|config|self)\.{key}\b|["']{key}["']""" + (rf"|\b({function})\b" if function else "")
 
 
 @cache
