@@ -63,6 +63,18 @@ REFUSED = [
     ("llama", rope(truncate=False), "truncate"),
     ("llama", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, "rope_type 'mrope'"),
     ("llama", {"architectures": ["MistralForCausalLM"], "sliding_window": 512}, "sliding_window"),
+    (
+        "llama",
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 64, "layer_types": [FULL, FULL]},
+        "sliding_window",
+    ),
+    ("llama", {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}, "sliding_window"),
+    (
+        "qwen2",
+        {"use_sliding_window": True, "max_window_layers": 1, "max_position_embeddings": 8192},
+        "use_sliding_window",
+    ),
+    ("qwen2", {"rope_traditional": True}, "rope_traditional"),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}, "use_sliding_window"),
     ("qwen2", {"hidden_act": "gelu_new"}, "hidden_act"),
     ("qwen2", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type llama3"),
@@ -112,6 +124,33 @@ def test_a_value_that_changes_nothing_is_converted_to_the_same_model(
         assert main(["convert", str(folder), str(tmp_path / f"{name}.gguf")]) == 0
         with open_gguf(tmp_path / f"{name}.gguf") as file:
             written.append({key: repr(value) for key, value in file.metadata.items()})
+    assert written[0] == written[1]
+
+
+IN_TWO_WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama", {"rope_theta": 500.0}, {"rope_theta": None, "rope_parameters": {"type": "default", "rope_theta": 500.0}}),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+     {"rope_scaling": {"type": "default", "rope_type": "linear", "factor": 4.0}}),
+    ("llama", {}, {"rope_scaling": {"type": "linear", "rope_type": "default", "factor": 4.0}}),
+    ("llama", rope(original_max_position_embeddings=1024),
+     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    ("llama", rope(original_max_position_embeddings=99), {**rope(), "original_max_position_embeddings": 99}),
+    ("llama", {}, {"tie_word_embeddings": None}),
+    ("gemma3", {"sliding_window": 4096}, {"sliding_window": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "said", "other"), IN_TWO_WAYS)
+def test_two_ways_to_say_the_same_are_converted_to_the_same_model(
+    tmp_path: Path, case: str, said: dict[str, Any], other: dict[str, Any]
+) -> None:
+    written = []
+    for name, config in (("a", said), ("b", other)):
+        folder = write_checkpoint(tmp_path / name / "x", CASES[case], **config)
+        assert main(["convert", str(folder), str(tmp_path / f"{name}.gguf")]) == 0
+        with open_gguf(tmp_path / f"{name}.gguf") as file:
+            written.append((sorted(file.tensors),
+                            {key: repr(value) for key, value in file.metadata.items()}))  # fmt: skip
     assert written[0] == written[1]
 
 
