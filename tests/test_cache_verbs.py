@@ -37,19 +37,22 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
 def test_a_question_about_a_kept_document_is_answered_in_the_chat_template(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    story, question = (Path(__file__).parent.parent / "examples/weather-hut.txt").read_text().strip().rsplit("\n\n", 1)
+    handbook = (Path(__file__).parent.parent / "examples/weather-hut.txt").read_text()
+    story = handbook.partition("\n\nThe stove and")[0]
+    question = "Question: Where does the key of the hut hang? Answer with one sentence."
     text, cache = tmp_path / "text.txt", tmp_path / "cache.gguf"
     text.write_text(story)
-    status, out, err = call(capsys, "save", str(cache), "-f", str(text), *TURBO)
+    status, out, err = call(capsys, "save", str(cache), "-f", str(text), "-ub", "128", *TURBO)
     assert (status, out) == (0, f"{cache}\n")
     assert "tokens/s; kept in the prompt cache" in err and "answer" not in err
     before = cache.read_bytes()
-    status, out, err = call(capsys, "restore", str(cache), "-p", question, "--temp", "0", "-n", "30")
+    asked = ("--temp", "0", "-n", "30", "-ub", "128")
+    status, out, err = call(capsys, "restore", str(cache), "-p", question, *asked)
     assert status == 0
-    assert "Marta" in out
-    assert ", 1,536 more from the prompt cache" in err
+    assert "woodshed" in out
+    assert ", 128 more from the prompt cache" in err
     assert cache.read_bytes() == before
-    whole = main(["run", "-p", f"{story}\n\n{question}", "--temp", "0", "-n", "30", *TURBO])
+    whole = main(["run", "-p", f"{story}\n\n{question}", *asked, *TURBO])
     assert (whole, capsys.readouterr().out) == (0, out)
 
 
@@ -106,9 +109,11 @@ IM = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>
 def test_a_question_in_another_template_than_the_documents_is_noticed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, saved: tuple[str, ...], asked: tuple[str, ...], told: str
 ) -> None:
-    cache = str(tmp_path / "cache.gguf")
-    assert call(capsys, "save", cache, "-p", "The heron is grey.", *saved)[0] == 0
-    status, _, err = call(capsys, "restore", cache, "-p", "Is it?", "-n", "1", "-q", *asked)
+    cache, model = str(tmp_path / "cache.gguf"), ("-m", str(write_tiny(tmp_path / "m.gguf", TinyModel())))
+    if IM in saved:
+        model = ()  # the default model's own template begins otherwise: with a system prompt
+    assert call(capsys, "save", cache, *model, "-p", "The heron is grey.", *saved)[0] == 0
+    status, _, err = call(capsys, "restore", cache, *model, "-p", "Is it?", "-n", "1", "-q", *asked)
     assert status == 0
     assert told in err if told else err == ""
 
@@ -126,8 +131,9 @@ def test_a_document_kept_with_a_system_prompt_is_asked_in_its_turn(
 def test_questions_on_stdin_are_each_about_the_document_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, asked = str(tmp_path / "cache.gguf"), ("--temp", "0", "-n", "8", "-q")
-    call(capsys, "save", cache, "-p", DOCUMENT)
+    model, cache = str(write_tiny(tmp_path / "m.gguf", TinyModel())), str(tmp_path / "cache.gguf")
+    asked = ("-m", model, "--temp", "0", "-n", "8", "-q")
+    call(capsys, "save", cache, "-m", model, "-p", DOCUMENT)
     single = [call(capsys, "restore", cache, "-p", text, *asked)[1] for text in ("Where is it?", "Who?")]
     too_long = "word " * 9000
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"Where is it?\n{too_long}\nWho?\n".encode())))

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from in_process import tqgguf
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.formats.models.calibration import read_calibration
@@ -31,6 +32,13 @@ def shell(line: str, *argv: str, **env: str) -> subprocess.CompletedProcess[byte
     return subprocess.run(command, capture_output=True, env=clean | env, timeout=120)
 
 
+def stdout_of(*argv: str) -> bytes:
+    """Of `tqgguf run` in this process, whose streams are as they should be."""
+    done = tqgguf(Path.cwd(), "run", *argv)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.encode()
+
+
 def test_a_closed_stdin_is_an_empty_one(model: str) -> None:
     answered = shell("$RUN <&-", "-m", model, "-p", "hi", "-n", "2", "-s", "1")
     assert answered.returncode == 0 and answered.stdout
@@ -48,7 +56,7 @@ def test_a_closed_stdout_is_an_error_in_one_line() -> None:
 
 def test_a_closed_stderr_leaves_stdout_to_the_text(model: str) -> None:
     argv = ("-m", model, "-p", "hi", "-n", "4", "-s", "1")
-    assert shell("$RUN 2>&-", *argv).stdout == shell("$RUN 2>/dev/null", *argv).stdout
+    assert shell("$RUN 2>&-", *argv).stdout == stdout_of(*argv)
     assert shell("$RUN 2>&-", "-m", "none.gguf", "-p", "hi").stdout == b""
     assert shell("$RUN <&- >&- 2>&-", *argv).returncode == 1
 
@@ -67,9 +75,8 @@ def test_a_stderr_that_cannot_be_written_leaves_stdout_and_the_status_as_they_ar
     if not Path("/dev/full").exists():
         return  # Linux has it
     argv = ("-m", model, "-p", "hi", "-n", "4", "-s", "1", "-ctk", "q8_0")
-    whole, found = shell("$RUN", *argv), shell("$RUN 2>/dev/full", *argv)
-    assert whole.stderr and whole.stdout
-    assert (found.returncode, found.stdout) == (0, whole.stdout)
+    found = shell("$RUN 2>/dev/full", *argv)
+    assert (found.returncode, found.stdout) == (0, stdout_of(*argv))
     assert shell("$RUN 2>/dev/full", "-m", "none.gguf", "-p", "hi").returncode == 1
     assert shell("$RUN 2>/dev/full", "-c", "x").returncode == 2
 
@@ -79,16 +86,16 @@ def test_text_is_utf8_whatever_the_locale(model: str, env: dict[str, str]) -> No
     argv = ("-m", model, "-p", "é👍 ", "-no-cnv", "-r", "👍", "-n", "4", "-s", "1")
     found = shell("$RUN", *argv, **env)
     assert found.returncode == 0
-    assert found.stdout == shell("$RUN", *argv).stdout
+    assert found.stdout == stdout_of(*argv)
     assert found.stdout.decode("utf-8").startswith("é👍 ")
 
 
 @pytest.mark.parametrize("flag", ["-p", "-sys", "-r", "--chat-template"])
 def test_an_argument_of_other_bytes_is_refused(model: str, flag: str) -> None:
-    found = subprocess.run([*PROGRAM, "-m", model, "-p", "x", flag, b"{\xc3\xa9\xff"], capture_output=True, timeout=120)
-    assert (found.returncode, found.stdout) == (2, b"")
+    found = tqgguf(Path.cwd(), "run", "-m", model, "-p", "x", flag, os.fsdecode(b"{\xc3\xa9\xff"))
+    assert (found.returncode, found.stdout) == (2, "")
     message = f"tqgguf: error: {flag}: expected UTF-8 text, found another byte at character 2\n"
-    assert found.stderr.decode().endswith(message)
+    assert found.stderr.endswith(message)
 
 
 def test_files_whose_names_are_not_utf8_are_read_written_and_reported(model: str, tmp_path: Path) -> None:

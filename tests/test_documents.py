@@ -1,21 +1,10 @@
-"""What the documents show works as it stands, and what they list is what is there."""
+"""What the documents list is what is there. That what they show works is said in test_examples.py."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
-
-import pytest
-from gguf_builder import write_split
-from tiny_checkpoints import CASES, write_checkpoint
-from tiny_folders import write_folder
-from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 import tqgguf
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
@@ -32,61 +21,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", SHOWN, re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[str]:
-    return [line for block in blocks("sh") for line in block.splitlines() if line.startswith("tqgguf ")]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the README's examples name: a GGUF, a question and an MLX folder."""
-    folder = tmp_path_factory.mktemp("readme")
-    write_tiny(folder / "model.gguf", TinyModel(head_dim=128, context_length=8192))
-    (folder / "question.txt").write_text("What is this?\n")
-    (folder / "book.txt").write_text("What is this? " * 500)  # so long that an answer must end soon
-    half = TinyModel(weights="F16")
-    write_tiny(folder / "model-f16.gguf", half)
-    tensors = list(model_tensors(half).items())
-    thirds = [dict(tensors[i::3]) for i in range(3)]
-    write_split(folder, "parts", model_metadata(half), thirds)
-    write_checkpoint(folder / "Qwen3-0.6B", CASES["qwen3"])
-    write_folder(folder / "my-model")
-    # transformers, which mlx-lm's loader uses, wants special tokens as plain text
-    settings = folder / "my-model" / "tokenizer_config.json"
-    roles = json.loads(settings.read_text())
-    roles["eos_token"] = roles["eos_token"]["content"]
-    settings.write_text(json.dumps(roles | {"tokenizer_class": "PreTrainedTokenizerFast"}))
-    return folder
-
-
-def run(folder: Path, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, input=stdin)
-
-
 def test_the_readme_opens_with_the_two_commands() -> None:
     assert re.match(r"# tqgguf\n\n    make run .*\n    make test ", README)
-
-
-LONG = ("bench", "doctor", "selftest")
-"""Verbs that measure for a minute; they have tests of their own."""
-
-
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(line, marks=[pytest.mark.slow] if line.split()[1] in LONG else []) for line in commands()],
-)
-def test_a_command_of_the_documents_works(command: str, folder: Path) -> None:
-    argv = shlex.split(command, comments=True)[1:]
-    done = run(folder, sys.executable, "-m", "tqgguf.cli.main", *argv, stdin="Who are you?\n")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-
-
-def test_the_python_of_the_readme_works(folder: Path) -> None:
-    (program,) = blocks("python")
-    check = "\nassert cache[0].usage.by_fallback == 0 and cache[0].offset > 0"
-    done = run(folder, sys.executable, "-c", program + check)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_table_of_cache_types_is_the_programs() -> None:

@@ -1,5 +1,5 @@
-"""Every instantiation of a kernel that the launch table can produce passes clang's front end: as Metal with its address
-spaces, and, where tests may be slow, as CUDA.
+"""Instantiations of kernels that the launch table can produce pass clang's front end: as Metal with its address spaces
+any two settings together at every usual head size, and, where tests may be slow, all of them, as CUDA too.
 
 Nothing is run here: test_kernels.py runs some on the emulator, and if slow those that between them have all pairs of
 settings.
@@ -8,11 +8,13 @@ settings.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from covering import pairwise
 from emulator.checked import FrontEndLauncher
 
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
@@ -27,9 +29,13 @@ from tqgguf.runtime.kernels.types import KERNEL_TYPES
 from tqgguf.runtime.kv.side_view import PAGE, SideView
 from tqgguf.runtime.selftest import HEAD_DIMS, Shape, attention_cases, batch_cases, compiled_cases
 
+Together = Callable[..., Iterable[tuple[Any, ...]]]
 N_KV_HEADS, GROUP, PAGES, N_PREFIX = 1, 4, 2, 4
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
+ANY_TWO = pairwise
+ALL = itertools.product
 FAMILY = [pytest.param(name, marks=() if name == "metal" else pytest.mark.slow) for name in FAMILIES]
+SETTINGS = [("metal", ANY_TWO), *(pytest.param(name, ALL, marks=pytest.mark.slow) for name in FAMILIES)]
 BALANCES = {"off": (False, False), "page": (True, False), "full": (True, True)}
 
 
@@ -67,19 +73,18 @@ def look_at_attention(reading: KernelReading, k: SideView, v: SideView, n_rows: 
         attend(q, k, v, offset=offset, scale=1.0, reading=reading, sinks=sinks)
 
 
-@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize(("family", "together"), SETTINGS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_attention(family: str, head_dim: int) -> None:
+def test_attention(family: str, together: Together, head_dim: int) -> None:
     launcher = FrontEndLauncher(family)
     reading = KernelReading(launcher)
-    for k, v in itertools.product(codecs(head_dim, "k"), codecs(head_dim, "v")):
-        if k.is_float and v.is_float:
-            continue
-        balance = "full" if k.block_type.family == "turbo" else "off"
-        sides = side_of(k, balance), _in_tiles(side_of(v))
-        for n_rows in (1, 4, MOST_ROWS[family]):  # as many tiles of query columns as geometry.py has
-            look_at_attention(reading, *sides, n_rows, mx.float16)
-    k, v = resolve_codec("turbo4", head_dim, "k"), resolve_codec("turbo3", head_dim, "v")
+    rows = 1, 4, MOST_ROWS[family]  # as many tiles of query columns as geometry.py has
+    turbo4, turbo3 = resolve_codec("turbo4", head_dim, "k"), resolve_codec("turbo3", head_dim, "v")
+    for k, v, n_rows in together([*codecs(head_dim, "k")], [*codecs(head_dim, "v")], rows):
+        for k_, v_ in [(k, turbo3), (turbo4, v)] if k.is_float and v.is_float else [(k, v)]:  # two floats are MLX's
+            balance = "full" if k_.block_type.family == "turbo" else "off"
+            look_at_attention(reading, side_of(k_, balance), _in_tiles(side_of(v_)), n_rows, mx.float16)
+    k, v = turbo4, turbo3
     for dtype, balance, side in itertools.product(FLOATS, BALANCES, (side_of(v), _in_tiles(side_of(v)))):
         look_at_attention(reading, side_of(k, balance), side, 1, dtype)
     assert {kernel.name for kernel, *_ in launcher.seen} == {"decode_attention", "merge_partials"}
@@ -103,21 +108,20 @@ def _in_tiles(side: SideView) -> SideView:
     return replace(side, tiled=can_be_tiled(side.codec))
 
 
-@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize(("family", "together"), SETTINGS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_pages_and_tails(family: str, head_dim: int) -> None:
+def test_pages_and_tails(family: str, together: Together, head_dim: int) -> None:
     launcher = FrontEndLauncher(family)
-    for codec in codecs(head_dim, "k"):
-        if codec.is_float:
-            continue
-        for tiled, balance in itertools.product({False, can_be_tiled(codec)}, BALANCES):
-            centred, scaled = BALANCES[balance]
-            scale = mx.zeros((N_KV_HEADS, head_dim)) if scaled else None
-            for dtype in (mx.float16, mx.float32):
-                rows = mx.zeros((N_KV_HEADS, PAGE, head_dim), dtype=dtype)
-                encode_pages(launcher, codec, rows, centred=centred, channel_scale=scale, tiled=tiled)
-            for dtype in FLOATS:
-                decode_rows(launcher, replace(side_of(codec, balance), tiled=tiled), 0, PAGES * PAGE, dtype=dtype)
+    blocks = [codec for codec in codecs(head_dim, "k") if not codec.is_float]
+    for codec, in_tiles, balance, dtype in together(blocks, (False, True), [*BALANCES], (mx.float16, mx.float32)):
+        centred, scaled = BALANCES[balance]
+        scale = mx.zeros((N_KV_HEADS, head_dim)) if scaled else None
+        rows, tiled = mx.zeros((N_KV_HEADS, PAGE, head_dim), dtype=dtype), in_tiles and can_be_tiled(codec)
+        encode_pages(launcher, codec, rows, centred=centred, channel_scale=scale, tiled=tiled)
+    for codec, in_tiles, balance, dtype in together(blocks, (False, True), [*BALANCES], FLOATS):
+        side = replace(side_of(codec, balance), tiled=in_tiles and can_be_tiled(codec))
+        decode_rows(launcher, side, 0, PAGES * PAGE, dtype=dtype)
+    for codec in blocks:
         decode_rows(launcher, side_of(codec), 0, PAGES * PAGE, dtype=mx.float32, unrotated=False)
     for dtype in FLOATS:
         new = mx.zeros((1, N_KV_HEADS, 1, head_dim), dtype=dtype)

@@ -104,8 +104,8 @@ def test_drafts_of_single_tokens_are_taken_back_too(window: int | None, balance:
             for _ in range(n_draft):
                 fed(cut, 1, seed=2)
             assert cut.trim(n_draft) == n_draft and same(cut, plain)
-        for _ in range(130):
-            assert np.array_equal(fed(cut, 1), fed(plain, 1))
+        for n in (*[1] * 6, 120, *[1] * 4):
+            assert np.array_equal(fed(cut, n), fed(plain, n))
 
 
 @pytest.mark.parametrize("n", [1, 10, ROLLBACK_TOKENS])
@@ -263,7 +263,8 @@ EDGES = [*range(120, 137), *range(250, 261)]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_text_by_drafts_is_the_plain_text_around_every_edge(name: str) -> None:
-    for i, n in enumerate(EDGES):
+    """The models take turns; the slow test has every edge with both."""
+    for i, n in list(enumerate(EDGES))[list(MODELS).index(name) :: 2]:
         check_text(name, n, PAIRS[i % len(PAIRS)], n_draft=1 + i % 5)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import TinyModel, write_tiny
 
 from tqgguf import __version__
 from tqgguf.cli import run_command
@@ -149,12 +150,10 @@ def test_a_folders_name_is_no_file_to_write(capsys, tmp_path: Path, name: str) -
 
 
 def test_a_long_prompt_is_read_from_blocks(capsys, tmp_path: Path) -> None:
-    text = Path(__file__).parent.parent.joinpath("LICENSE").read_text()
-    prompt = tmp_path / "prompt.txt"
-    prompt.write_text(text[:6000])
-    status, out, _ = tqgguf(
-        capsys, "-f", str(prompt), "--json", "-n", "4", "-ctk", "turbo4", "-ctv", "turbo4", "--strict-kv"
-    )
+    model, prompt = write_tiny(tmp_path / "m.gguf", TinyModel()), tmp_path / "prompt.txt"
+    prompt.write_text("What is this? " * 135)  # 1,350 tokens
+    argv = ("-m", str(model), "-f", str(prompt), "--json", "-n", "4")
+    status, out, _ = tqgguf(capsys, *argv, "-ctk", "turbo4", "-ctv", "turbo4", "--strict-kv")
     cache = json.loads(out)["kv_cache"]
     assert status == 0
     for phase, factor in (("prompt_reads", 6), ("answer_reads", 9)):

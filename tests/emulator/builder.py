@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -84,18 +86,38 @@ def build(text: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
 @lru_cache(maxsize=512)
 def _build(source: str, defines: tuple[str, ...]) -> ctypes.CDLL:
     assert COMPILER, "the emulator needs g++ or clang++"
-    command = [COMPILER, *FLAGS, *CHECKS, *native_flags(), *[f"-D{d}" for d in defines], f"-I{HERE}"]
+    command = [COMPILER, *FLAGS, *CHECKS, *native_flags(), *[f"-D{d}" for d in defines]]
     headers = "".join(path.read_text() for path in sorted(HERE.glob("*.h")))
-    name = hashlib.sha256("\0".join([source, headers, *command]).encode()).hexdigest()[:24]
-    library = BUILD / f"{name}.so"
+    library = BUILD / f"{_digest(source, headers, *command)}.so"
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        cpp, made = library.with_suffix(".cpp"), library.with_suffix(".new")
+        cpp = BUILD / f"{library.stem}-{os.getpid()}.cpp"
         cpp.write_text(source)
-        done = subprocess.run([*command, str(cpp), "-o", str(made)], capture_output=True, text=True)
-        assert done.returncode == 0, f"g++ refuses the kernel's text:\n{done.stderr[:4000]}"
-        made.rename(library)
+        _make(library, *command, f"-I{_precompiled(headers, command)}", f"-I{HERE}", str(cpp))
+        cpp.unlink()
     return ctypes.CDLL(str(library))
+
+
+def _precompiled(headers: str, command: Sequence[str]) -> Path:
+    """A folder with run.h as g++ has read it, which is a third of what a kernel takes; clang++ passes it by."""
+    folder = BUILD / _digest(headers, *command)
+    header = folder / "run.h.gch"
+    if command[0] == "g++" and not header.exists():
+        folder.mkdir(exist_ok=True)
+        _make(header, *command, f"-I{HERE}", "-xc++-header", str(HERE / "run.h"))
+    return folder
+
+
+def _make(product: Path, *command: str) -> None:
+    """Have a compiler make a file, whoever else makes the same one."""
+    made = product.with_name(f"{product.name}-{os.getpid()}")
+    done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
+    assert done.returncode == 0, f"{command[0]} refuses the kernel's text:\n{done.stderr[:4000]}"
+    made.rename(product)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join([str(HERE), *parts]).encode()).hexdigest()[:24]
 
 
 def native_flags() -> list[str]:
