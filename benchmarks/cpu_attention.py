@@ -24,11 +24,10 @@ import numpy as np
 
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.cores import cores
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.attention_c import CReading
-from tqgguf.runtime.attention.readings import NumpyReading, Reading
+from tqgguf.runtime.attention.backend import Backend, NumpyBackend
+from tqgguf.runtime.attention.c_backend import CBackend
 from tqgguf.runtime.kv.float_side import FLOAT_DTYPES
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.pages import PAGE, Query, SideView
 from tqgguf.runtime.native.library import Library, load_library
 
 PAIRS = ["turbo4/turbo4", "turbo4/turbo3", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0", "f16/f16"]
@@ -41,12 +40,12 @@ def side(codec: Codec, n_keys: int, rng: np.random.Generator) -> SideView:
         rows = rng.standard_normal((n_keys + PAGE, N_KV_HEADS, HEAD_DIM), np.float32)
         plane = mx.array(rows).astype(FLOAT_DTYPES[codec.cache_type])
         mx.eval(plane)
-        return SideView(codec, plane[: n_keys + 1].swapaxes(0, 1), 0)
+        return SideView(codec, rows=plane[: n_keys + 1].swapaxes(0, 1))
     pages = n_keys // PAGE
     codes = rng.integers(0, 256, (pages, N_KV_HEADS, PAGE, codec.n_blocks * codec.code_bytes), dtype=np.uint8)
     scales = np.full((pages, N_KV_HEADS, PAGE, codec.n_blocks * codec.n_scales), 0.1, np.float16)
     own = mx.array(rng.standard_normal((N_KV_HEADS, 1, HEAD_DIM)).astype(np.float16))
-    return SideView(codec, own, n_keys, mx.array(codes), mx.array(scales))
+    return SideView(codec, mx.array(codes), mx.array(scales), rows=own, rows_start=n_keys)
 
 
 def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -87,12 +86,12 @@ def attention_call(
     codecs = [resolve_codec(t, HEAD_DIM, s) for t, s in zip(pair.split("/"), ("k", "v"), strict=True)]
     views = [side(codec, n_keys, rng) for codec in codecs]
     query = mx.array(q.reshape(1, N_HEADS, n_rows, HEAD_DIM))
-    reading: Reading = NumpyReading() if library is None or path == "numpy" else CReading(library)
+    backend: Backend = NumpyBackend() if library is None or path == "numpy" else CBackend(library)
 
     def call() -> object:
         if library is not None and path != "numpy":
             library.select_path(path)
-        out = attend(query, *views, offset=n_keys, scale=HEAD_DIM**-0.5, reading=reading)
+        out = backend.attend(query, *views, offset=n_keys, query=Query(HEAD_DIM**-0.5))
         mx.eval(out)
         return out
 

@@ -8,8 +8,8 @@ contiguous arrays, which favours it. A step's last key is its last row's own, 64
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,9 @@ from gpu_timing import Timing, Work, chain, copy_bandwidth, n_sets, print_head, 
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import Reading
-from tqgguf.runtime.backends import default_reading
-from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide, attend_batch
-from tqgguf.runtime.kernels.launch import Launcher
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.attention.backend import Backend
+from tqgguf.runtime.backends import default_backend
+from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Pair, Query, SidePages, SideView
 from tqgguf.runtime.selftest_speed import random_side
 
 PAIRS = ("turbo4/turbo3", "turbo4/turbo4", "turbo3/turbo3", "turbo2/turbo2", "q8_0/q8_0", "q4_0/q4_0")
@@ -79,7 +75,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     print_head("heads", "batch", "rows", "keys", *ours, *theirs, "f16 by ours, kernels", "wall")
     for shape in shapes(args):
         is_first = shape.batch == 1 and (shape.n_heads, shape.n_kv_heads, shape.head_dim) == HEADS[0]
-        held = Held(shape)
+        held = Floats(shape)
         for n_rows in args.rows:
             pairs = args.pairs if is_first and n_rows == 1 else args.pairs[:1]
             works = baselines(shape, held, n_rows, args.chain)
@@ -105,7 +101,7 @@ def shapes(args: argparse.Namespace) -> Iterator[Shape]:
                 yield Shape(batch, *heads, n_keys // PAGE * PAGE)
 
 
-class Held:
+class Floats:
     """Keys and values as MLX's ways of attention want them: lists of inputs that calls rotate over."""
 
     def __init__(self, shape: Shape) -> None:
@@ -132,7 +128,7 @@ class Held:
             self.quantised[dtype] = quantised
 
 
-def baselines(shape: Shape, held: Held, n_rows: int, most: int) -> dict[str, Work]:
+def baselines(shape: Shape, held: Floats, n_rows: int, most: int) -> dict[str, Work]:
     """MLX's own attention and mlx-lm's, by name."""
     scale, mask = shape.head_dim**-0.5, "causal" if n_rows > 1 else None
 
@@ -155,63 +151,52 @@ def baselines(shape: Shape, held: Held, n_rows: int, most: int) -> dict[str, Wor
 
 
 def block_work(shape: Shape, pair: str, n_rows: int, most: int, plain: bool) -> Work | None:
-    """A step from blocks; None for several sequences where there are no kernels."""
-    reading, dtype = default_reading(), mx.float16
+    """A step from blocks; None for several sequences where they are not answered at once."""
+    backend, dtype = default_backend(), mx.float16
     balanced = resolve_codec(pair.split("/")[0], shape.head_dim, "k").block_type.family == "turbo" and not plain
-    if shape.batch == 1:
-        sides = [_sides(shape, pair, balanced, reading) for _ in range(n_sets(shape.block_bytes(pair)))]
-        call = partial(_attend_one, reading, shape)
-        return chain(call, shape.queries(n_rows, dtype), sides, most)
-    if not isinstance(reading, KernelReading):
+    if shape.batch > 1 and not backend.answers_batches(*shape.codecs(pair), n_rows):
         return None
-    pools = [_pools(shape, pair, balanced, reading) for _ in range(n_sets(shape.block_bytes(pair)))]
-    return chain(partial(_attend_batch, reading.launcher, shape), shape.queries(n_rows, dtype), pools, most)
+    held = [_held(shape, pair, balanced, backend) for _ in range(n_sets(shape.block_bytes(pair)))]
+    return chain(partial(_attend, backend, shape), shape.queries(n_rows, dtype), held, most)
 
 
-def _sides(shape: Shape, pair: str, balanced: bool, reading: Reading) -> tuple[SideView, SideView]:
+def _sides(shape: Shape, pair: str, balanced: bool, backend: Backend) -> tuple[SideView, SideView]:
     """The pages of all sequences, one after the other, and rows of one more page."""
     k, v = shape.codecs(pair)
     n_keys = shape.batch * shape.n_keys
     return (
         random_side(k, shape.n_kv_heads, n_keys, OWN_ROWS, balanced),
-        random_side(v, shape.n_kv_heads, n_keys, OWN_ROWS, False, reading.tiles_values(v)),
+        random_side(v, shape.n_kv_heads, n_keys, OWN_ROWS, False, backend.tiles_values(v)),
     )
 
 
-def _attend_one(reading: Reading, shape: Shape, q: mx.array, views: tuple[SideView, SideView]) -> mx.array:
-    offset = shape.n_keys + OWN_ROWS - q.shape[2]
-    return attend(q, *views, offset=offset, scale=shape.head_dim**-0.5, reading=reading)
+Held = tuple[Pair, Pages]
 
 
-Pools = tuple[tuple[mx.array, mx.array], BatchPages]
-
-
-def _pools(shape: Shape, pair: str, balanced: bool, reading: Reading) -> Pools:
-    """Tails of all sequences, and their pages, in order in one pool."""
-    n_pages = shape.n_keys // PAGE
-    sides = [
-        PooledSide(
-            side.codec,
-            side.codes,
-            side.scales,
-            page_means=side.page_means,
-            channel_scale=None if side.channel_scale is None else mx.stack([side.channel_scale] * shape.batch),
-            tiled=side.tiled,
-        )
-        for side in _sides(shape, pair, balanced, reading)
-    ]
+def _held(shape: Shape, pair: str, balanced: bool, backend: Backend) -> Held:
+    """Tails of all sequences, and their pages: in order, of several in one pool."""
+    sides: Sequence[SidePages] = _sides(shape, pair, balanced, backend)
+    slots, n_pages = None, shape.n_keys // PAGE
+    if shape.batch > 1:
+        sides = [
+            replace(
+                side,
+                channel_scale=None if side.channel_scale is None else mx.stack([side.channel_scale] * shape.batch),
+            )
+            for side in sides
+        ]
+        slots = [range(i * n_pages, (i + 1) * n_pages) for i in range(shape.batch)]
     tail_shape = (shape.batch, shape.n_kv_heads, PAGE, shape.head_dim)
     k_tail, v_tail = (mx.random.normal(tail_shape).astype(mx.float16) for _ in range(2))
     mx.eval(k_tail, v_tail, [side.channel_scale for side in sides if side.channel_scale is not None])
-    slots = [range(i * n_pages, (i + 1) * n_pages) for i in range(shape.batch)]
-    return (k_tail, v_tail), BatchPages(*sides, slots)
+    return (k_tail, v_tail), Pages(*sides, slots)
 
 
-def _attend_batch(launcher: Launcher, shape: Shape, q: mx.array, pools: Pools) -> mx.array:
-    tails, pages = pools
-    offsets = [shape.n_keys + OWN_ROWS - q.shape[2]] * shape.batch
-    scale = shape.head_dim**-0.5
-    return attend_batch(launcher, q, tails, pages, offsets=offsets, scale=scale, window=None, sinks=None)
+def _attend(backend: Backend, shape: Shape, q: mx.array, held: Held) -> mx.array:
+    tails, pages = held
+    offsets, n_own = (shape.n_keys + OWN_ROWS - q.shape[2],) * shape.batch, (q.shape[2],) * shape.batch
+    growth = Growth(tails, tails, offsets, n_own, joined=tails)
+    return backend.append_and_attend(q, pages, growth, Query(shape.head_dim**-0.5))[0]
 
 
 def _print(shape: Shape, n_rows: int, pair: str, timings: dict[str, Timing], copied: float) -> None:

@@ -30,7 +30,7 @@ from gpu_timing import copy_bandwidth, print_head, print_row
 from mlx_lm.models import llama
 
 from tqgguf.runtime.backends import describe
-from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.kv.pages import PAGE
 
 WARM_UP = PAGE + 4  # steps: a page fills, so that its kernels are compiled
 FIRST_TOKEN = 1

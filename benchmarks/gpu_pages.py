@@ -17,8 +17,8 @@ import mlx.core as mx
 from gpu_timing import Work, print_head, print_row, timed
 
 from tqgguf.formats.blocks.codec import resolve_codec
-from tqgguf.runtime.backends import default_reading
-from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.backends import default_backend
+from tqgguf.runtime.kv.pages import PAGE
 
 SIDES = (("turbo4", "k"), ("turbo4", "v"), ("turbo3", "v"), ("turbo2", "v"), ("q8_0", "v"), ("q4_0", "v"))
 N_KV_HEADS, HEAD_DIM, N_PREFIX = 8, 128, 4
@@ -47,10 +47,10 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _encoded(cache_type: str, side: str, rows: list[mx.array], scale: mx.array) -> list[mx.array]:
     codec = resolve_codec(cache_type, HEAD_DIM, "k" if side == "k" else "v")
-    reading, balanced = default_reading(), side == "k"
-    tiled = not balanced and reading.tiles_values(codec)
+    backend, balanced = default_backend(), side == "k"
+    tiled = not balanced and backend.tiles_values(codec)
     made = [
-        reading.encode_pages(
+        backend.encode_pages(
             codec, r, n_skipped=N_PREFIX, centred=balanced, scale=scale if balanced else None, tiled=tiled
         )
         for r in rows

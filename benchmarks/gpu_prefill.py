@@ -21,11 +21,10 @@ from gpu_decode import HEADS
 from gpu_timing import Timing, chain, print_head, print_row, timed
 
 from tqgguf.formats.blocks.codec import resolve_codec
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import Reading
-from tqgguf.runtime.backends import default_reading
-from tqgguf.runtime.kv.side_view import SideView
+from tqgguf.runtime.attention.backend import Backend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
+from tqgguf.runtime.backends import default_backend
+from tqgguf.runtime.kv.pages import Query, SideView
 from tqgguf.runtime.selftest_speed import random_side
 
 N_PAIRS = 2  # of --pairs, of which more say nothing new here
@@ -53,8 +52,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         works = {"f16": chain(_by_f16, q, [held], N_CALLS, is_lazy=False)}
         for pair in args.pairs[:N_PAIRS]:
             sides = _sides(pair, held, n_keys)
-            for how, reading in _readings(args, n_rows).items():
-                call = partial(_by_blocks, reading, n_keys)
+            for how, backend in _backends(args, n_rows).items():
+                call = partial(_by_blocks, backend, n_keys)
                 works[pair + how] = chain(call, q, [sides], N_CALLS, is_lazy=False)
         timings = timed(works)
         for name, timing in timings.items():
@@ -73,18 +72,18 @@ def _print(n_rows: int, n_keys: int, pair: str, ours: Timing, f16: Timing) -> No
     print_row(n_rows, n_keys, pair, *times, gpu, f"{ours.wall_us / f16.wall_us:.2f}")
 
 
-def _readings(args: argparse.Namespace, n_rows: int) -> dict[str, Reading]:
+def _backends(args: argparse.Namespace, n_rows: int) -> dict[str, Backend]:
     """The backend's, as asked for; of kernels both ways, where few rows leave the choice."""
-    reading = default_reading()
-    if not isinstance(reading, KernelReading):
-        return {"": reading}
+    backend = default_backend()
+    if not isinstance(backend, KernelBackend):
+        return {"": backend}
     bounds = {"workspace_bytes": args.workspace, "mask_bytes": args.mask}
     given = {name: n for name, n in bounds.items() if n is not None}
     if args.most_rows is None and n_rows <= MOST_BOTH_WAYS:
         ways = {" by attention": n_rows, " decoded": 0}
     else:
         ways = {"": args.most_rows}
-    return {how: KernelReading(reading.launcher, most_rows=most, **given) for how, most in ways.items()}
+    return {how: KernelBackend(backend.launcher, most_rows=most, **given) for how, most in ways.items()}
 
 
 def _sides(pair: str, held: list[mx.array], n_keys: int) -> list[SideView]:
@@ -94,7 +93,7 @@ def _sides(pair: str, held: list[mx.array], n_keys: int) -> list[SideView]:
         _, n_kv_heads, n_tokens, head_dim = rows.shape
         codec = resolve_codec(cache_type, head_dim, "k" if name == "k" else "v")
         balanced = name == "k" and codec.block_type.family == "turbo"
-        tiled = name == "v" and default_reading().tiles_values(codec)
+        tiled = name == "v" and default_backend().tiles_values(codec)
         side = random_side(codec, n_kv_heads, n_tokens, 1, balanced, tiled)
         sides.append(replace(side, rows=mx.contiguous(rows[0, :, n_keys:]), rows_start=n_keys))
     mx.eval([side.rows for side in sides])
@@ -105,5 +104,5 @@ def _by_f16(q: mx.array, held: list[mx.array]) -> mx.array:
     return mx.fast.scaled_dot_product_attention(q, *held, scale=q.shape[-1] ** -0.5, mask="causal")
 
 
-def _by_blocks(reading: Reading, offset: int, q: mx.array, sides: list[SideView]) -> mx.array:
-    return attend(q, *sides, offset=offset, scale=q.shape[-1] ** -0.5, reading=reading)
+def _by_blocks(backend: Backend, offset: int, q: mx.array, sides: list[SideView]) -> mx.array:
+    return backend.attend(q, *sides, offset=offset, query=Query(q.shape[-1] ** -0.5))

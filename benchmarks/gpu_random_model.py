@@ -20,7 +20,7 @@ from mlx_lm.models.cache import KVCache
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
-from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.kv.pages import PAGE
 
 HEAD_DIM, HEADS_OF_A_GROUP = 128, 4
 FLOATS = "f16/f16"

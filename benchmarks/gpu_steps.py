@@ -15,8 +15,8 @@ import mlx.core as mx
 from gpu_random_model import Step
 from gpu_timing import Kernels, kernels_of
 
-from tqgguf.runtime.backends import default_reading, kernels_launched
-from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.backends import default_backend, kernels_launched
+from tqgguf.runtime.kv.pages import PAGE
 
 BEFORE, AFTER = 10, 5  # profiled steps around the one that fills a page
 OF_TAILS = ("join_rows", "copy", "slice_update", "Memcpy DtoD")  # in the names of kernels that may append to a tail
@@ -69,13 +69,13 @@ def measure_fill(step: Step, token: mx.array, cache: Any) -> FillCost:
     """Steps up to shortly before the cache's page is full, and those around that by themselves."""
     n_before = (PAGE - cache.offset % PAGE - BEFORE) % PAGE
     token, _ = take_steps(step, token, n_before) if n_before else (token, [])
-    tokens, launched, reading = [token], [], default_reading()
+    tokens, launched, backend = [token], [], default_backend()
 
     def evaluate() -> None:
-        before = kernels_launched(reading)
+        before = kernels_launched(backend)
         tokens.append(likeliest(step, tokens[-1]))
         mx.eval(tokens[-1])
-        launched.append(kernels_launched(reading) - before)
+        launched.append(kernels_launched(backend) - before)
 
     steps = kernels_of([evaluate] * (BEFORE + AFTER))
     names = {name for kernels in steps for name in kernels}

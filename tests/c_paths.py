@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tqgguf.runtime.attention.attention_c import CReading
+from tqgguf.runtime.attention.c_backend import CBackend
 from tqgguf.runtime.native.library import Library, load_library
 
 LIBRARY = load_library()
@@ -18,6 +18,6 @@ def library(path: str) -> Library:
     return LIBRARY
 
 
-def c_reading(path: str) -> CReading:
+def c_reading(path: str) -> CBackend:
     """A reading that answers steps of any length in C, also where long ones are faster otherwise."""
-    return CReading(library(path), most_rows=sys.maxsize)
+    return CBackend(library(path), most_rows=sys.maxsize)

@@ -15,13 +15,12 @@ from covering import pairwise
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.attention.backend import MlxBackend, NumpyBackend
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
-from tqgguf.runtime.kv.side_view import SideView
+from tqgguf.runtime.kv.pages import Query, SideView
 
 LIMIT = 1e-4  # of the output's norm
-READINGS = {"numpy": NumpyReading, "mlx": MlxReading, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}
+READINGS = {"numpy": NumpyBackend, "mlx": MlxBackend, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}
 WINDOW = 150  # longer than a page, so that windows cut pages
 N_KV_HEADS = 2
 
@@ -76,7 +75,7 @@ def run_case(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attention through the cache, reference), both [n_heads, length, head_dim]."""
     window = WINDOW if mode == "window" else None
-    cache = BlockKVCache(type_k, type_v, window=window, reading=READINGS[reading](), n_prefix=n_prefix, balance="off")
+    cache = BlockKVCache(type_k, type_v, window=window, backend=READINGS[reading](), n_prefix=n_prefix, balance="off")
     k, v, q, expected = reference(type_k, type_v, head_dim, gqa, length, window, cache.settings.types.n_prefix)
     scale, outputs, at = head_dim**-0.5, [], 0
     for n in steps_of(length, mode):
@@ -131,7 +130,7 @@ def test_steps_that_span_many_pages_keep_the_own_page_rule(type_k: str, type_v: 
     # mlx-lm's own loop evaluates prompts in steps of 2,048
     rng = np.random.default_rng(5)
     k, v, q = (rng.standard_normal((1, n, 700, 64)).astype(np.float32) for n in (1, 1, 2))
-    cache = BlockKVCache(type_k, type_v, reading=READINGS[reading](), balance="off")
+    cache = BlockKVCache(type_k, type_v, backend=READINGS[reading](), balance="off")
     keys, values = cache.update_and_fetch(mx.array(k), mx.array(v))
     out = hook.scaled_dot_product_attention(mx.array(q), keys, values, cache=cache, scale=0.125, mask="causal")
     codecs = resolve_codec(type_k, 64, "k"), resolve_codec(type_v, 64, "v")
@@ -148,7 +147,7 @@ def test_sink_logits_take_part_in_the_softmax_and_carry_no_value(reading: str) -
     rng = np.random.default_rng(6)
     k, v, q = (rng.standard_normal((1, n, 200, 64)).astype(np.float32) for n in (2, 2, 4))
     sinks = np.array([0.5, 3.0, -2.0, 1.0], np.float32)
-    cache = BlockKVCache("turbo4", "turbo4", reading=READINGS[reading](), balance="off")
+    cache = BlockKVCache("turbo4", "turbo4", backend=READINGS[reading](), balance="off")
     keys, values = cache.update_and_fetch(mx.array(k), mx.array(v))
     out = hook.scaled_dot_product_attention(
         mx.array(q), keys, values, cache=cache, scale=0.125, mask="causal", sinks=mx.array(sinks)
@@ -176,16 +175,16 @@ def test_page_means_and_channel_scale_are_undone_exactly(reading: str) -> None:
     own = k[:, pages * 128 :].astype(np.float16)
     view_k = SideView(
         codec,
-        mx.array(own),
-        pages * 128,
         mx.array(codes),
         mx.array(scales),
+        rows=mx.array(own),
+        rows_start=pages * 128,
         page_means=mx.array(means.transpose(1, 0, 2)),
         channel_scale=mx.array(scale),
     )
-    view_v = SideView(resolve_codec("f32", head_dim, "v"), mx.array(v), 0)
+    view_v = SideView(resolve_codec("f32", head_dim, "v"), rows=mx.array(v))
     q = rng.standard_normal((heads * 3, rows, head_dim)).astype(np.float32)
-    out = attend(mx.array(q[None]), view_k, view_v, offset=pages * 128, scale=0.125, reading=READINGS[reading]())
+    out = READINGS[reading]().attend(mx.array(q[None]), view_k, view_v, offset=pages * 128, query=Query(0.125))
     decoded = codec.decode(codec.encode(stored)).astype(np.float64) / scale[:, None, None] + means[:, :, None]
     k_blocks = np.concatenate([decoded.reshape(heads, -1, head_dim), own], axis=1).astype(np.float64)
     all_q = np.concatenate([np.zeros((6, pages * 128, head_dim)), q], axis=1)
@@ -197,7 +196,7 @@ def test_page_means_and_channel_scale_are_undone_exactly(reading: str) -> None:
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_the_output_has_the_dtype_of_the_query(dtype: mx.Dtype, reading: str) -> None:
     x = mx.random.normal((1, 2, 150, 64), key=mx.random.key(1)).astype(dtype)
-    cache = BlockKVCache("turbo3", "turbo3", reading=READINGS[reading]())
+    cache = BlockKVCache("turbo3", "turbo3", backend=READINGS[reading]())
     keys, values = cache.update_and_fetch(x, x)
     assert keys.dtype == dtype
     out = hook.scaled_dot_product_attention(x, keys, values, cache=cache, scale=0.125, mask="causal")

@@ -23,11 +23,11 @@ from tqgguf.formats.blocks.cache_spec import resolve_balance
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.attention.backend import MlxBackend, NumpyBackend
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 LIMIT = 1e-4
-READINGS = {"numpy": NumpyReading, "mlx": MlxReading, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}
+READINGS = {"numpy": NumpyBackend, "mlx": MlxBackend, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}
 HEADS, GROUP, DIM = 2, 3, 64
 HALVES = RopeLayout(DIM)
 
@@ -122,7 +122,7 @@ def test_attention_from_balanced_blocks_equals_float64_attention(reading: str, s
             n_prefix=n_prefix,
             window=window,
             rope=HALVES,
-            reading=READINGS[reading](),
+            backend=READINGS[reading](),
         )
         out = attended(cache, k, v, q, STEPS[steps])
         a = scale_by_formula(k, q, n_prefix, DIM) if mode == "full" and n_prefix < 128 else None
@@ -151,7 +151,7 @@ def test_without_a_tail_queries_read_their_own_page_from_blocks(reading: str, st
             n_prefix=n_prefix,
             window=window,
             tail=False,
-            reading=READINGS[reading](),
+            backend=READINGS[reading](),
         )
         out = attended(cache, k, v, q, steps)
         codec_k, codec_v = resolve_codec(type_k, DIM, "k"), resolve_codec(type_v, DIM, "v")
@@ -178,7 +178,7 @@ def test_without_a_tail_only_the_last_step_may_end_inside_a_page() -> None:
 def test_a_calibrated_scale_holds_from_the_first_page_on(reading: str) -> None:
     k, v, q = data(400)
     scale = np.random.default_rng(3).uniform(0.3, 3.0, (HEADS, DIM)).astype(np.float32)
-    cache = BlockKVCache("turbo4", "turbo3", channel_scale=mx.array(scale), reading=READINGS[reading]())
+    cache = BlockKVCache("turbo4", "turbo3", channel_scale=mx.array(scale), backend=READINGS[reading]())
     out = attended(cache, k, v, q, [256, 144])
     assert relative_error(out, expected_attention("turbo4", "turbo3", k, v, q, 4, scale)) <= LIMIT
 

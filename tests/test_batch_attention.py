@@ -13,19 +13,12 @@ from emulator.launcher import EmulatedLauncher
 
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.readings import NumpyReading
+from tqgguf.runtime.attention.backend import NumpyBackend
 from tqgguf.runtime.kernels import decode_plan
-from tqgguf.runtime.kernels.batch_attention import (
-    BatchPages,
-    PooledSide,
-    attend_batch,
-    grow_and_attend_batch,
-    join_batch,
-)
-from tqgguf.runtime.kernels.decode_attention import attend_blocks
+from tqgguf.runtime.kernels.decode_attention import append_and_attend, attend_rows, join_tails
 from tqgguf.runtime.kernels.launch import MlxLauncher
-from tqgguf.runtime.kernels.tiles import can_be_tiled, to_tiles
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Query, SidePages, SideView
+from tqgguf.runtime.kv.tiles import can_be_tiled, to_tiles
 
 N_KV_HEADS, N_PREFIX, N_SLOTS = 2, 4, 12
 
@@ -45,11 +38,20 @@ def side_of(codec: Codec, rows: np.ndarray, offset: int, balanced: bool, rng: np
     scale = mx.array(rng.uniform(0.5, 2, (N_KV_HEADS, codec.head_dim)).astype(np.float32)) if balanced else None
     codes = scales = means = None
     if own:
-        codes, scales, means = NumpyReading().encode_pages(
+        codes, scales, means = NumpyBackend().encode_pages(
             codec, held[:, :own], n_skipped=N_PREFIX, centred=balanced, scale=scale
         )
     prefix = held[:, :N_PREFIX]
-    return SideView(codec, held[:, own:], own, codes, scales, prefix=prefix, page_means=means, channel_scale=scale)
+    return SideView(
+        codec,
+        codes,
+        scales,
+        rows=held[:, own:],
+        rows_start=own,
+        prefix=prefix,
+        page_means=means,
+        channel_scale=scale,
+    )
 
 
 def sequences_of(k: Codec, v: Codec, offsets: tuple[int, ...], n_rows: int) -> list[Sequence]:
@@ -66,7 +68,7 @@ def sequences_of(k: Codec, v: Codec, offsets: tuple[int, ...], n_rows: int) -> l
     return made
 
 
-def pooled(sequences: list[Sequence], name: str, slots: list[list[int]]) -> tuple[PooledSide, mx.array]:
+def pooled(sequences: list[Sequence], name: str, slots: list[list[int]]) -> tuple[SidePages, mx.array]:
     """A side of all of them in one pool, what no page lies in poisoned; and their tails, poisoned beyond their rows."""
     sides = [getattr(of, name) for of in sequences]
     codec = sides[0].codec
@@ -89,7 +91,7 @@ def pooled(sequences: list[Sequence], name: str, slots: list[list[int]]) -> tupl
     for tail, side in zip(tails, sides, strict=True):
         tail[:, : side.rows.shape[1]] = np.asarray(side.rows)
     balanced = sides[0].channel_scale is not None
-    side = PooledSide(
+    side = SidePages(
         codec,
         planes["codes"],
         planes["scales"],
@@ -105,23 +107,26 @@ def padded(prefix: mx.array) -> mx.array:
     return mx.pad(prefix, [(0, 0), (0, N_PREFIX - prefix.shape[1]), (0, 0)])
 
 
-def batch_answer(launcher: EmulatedLauncher, sequences: list[Sequence], q: mx.array, **how) -> np.ndarray:
+def batch_answer(
+    launcher: EmulatedLauncher, sequences: list[Sequence], q: mx.array, query: Query, n_own: tuple[int, ...] = ()
+) -> np.ndarray:
     free = np.random.default_rng(22).permutation(N_SLOTS).tolist()
     slots = [[free.pop() for _ in range(of.offset // PAGE)] for of in sequences]
     (k, k_tails), (v, v_tails) = (pooled(sequences, name, slots) for name in "kv")
-    offsets = [of.offset for of in sequences]
-    out = attend_batch(launcher, q, (k_tails, v_tails), BatchPages(k, v, slots), offsets=offsets, **how)
+    tails, offsets = (k_tails, v_tails), tuple(of.offset for of in sequences)
+    growth = Growth(tails, tails, offsets, n_own or (q.shape[2],) * len(offsets), joined=tails)
+    out, _ = append_and_attend(launcher, q, Pages(k, v, slots), growth, query)
     return np.array(out.astype(mx.float32))
 
 
-def lonely_answer(launcher: EmulatedLauncher, of: Sequence, q: mx.array, **how) -> np.ndarray:
+def lonely_answer(launcher: EmulatedLauncher, of: Sequence, q: mx.array, query: Query) -> np.ndarray:
     """Of a cache that has let go what no query can see."""
-    window = how["window"]
+    window = query.window
     first = 0 if window is None else max(0, of.offset - window + 1) // PAGE
     k, v = of.k.starting_at(first), of.v.starting_at(first)
     if can_be_tiled(v.codec) and v.codes is not None:
         v = replace(v, codes=to_tiles(v.codec, v.codes), tiled=True)
-    return np.array(attend_blocks(launcher, q, k, v, offset=of.offset, **how).astype(mx.float32))
+    return np.array(attend_rows(launcher, q, k, v, offset=of.offset, query=query).astype(mx.float32))
 
 
 def in_float64(of: Sequence, q: np.ndarray, scale: float, window: int | None, sinks: mx.array | None) -> np.ndarray:
@@ -175,10 +180,10 @@ def test_every_sequence_is_answered_as_it_is_alone(
     q = mx.array(rng.standard_normal((len(OFFSETS), n_heads, n_rows, head_dim)).astype(np.float32)).astype(dtype)
     sinks = mx.array(rng.standard_normal(n_heads).astype(np.float32)) if with_sinks else None
     how = {"scale": head_dim**-0.5, "window": window, "sinks": sinks}
-    found = batch_answer(CheckedLauncher(), sequences, q, **how)
+    found = batch_answer(CheckedLauncher(), sequences, q, Query(**how))
     limit = 8e-3 if dtype == mx.bfloat16 else 2e-3
     for i, of in enumerate(sequences):
-        assert np.array_equal(found[i], lonely_answer(EmulatedLauncher(), of, q[i : i + 1], **how)[0])
+        assert np.array_equal(found[i], lonely_answer(EmulatedLauncher(), of, q[i : i + 1], Query(**how))[0])
         expected = in_float64(of, np.asarray(q[i].astype(mx.float32)).astype(np.float64), **how)
         assert np.linalg.norm(found[i] - expected) < limit * np.linalg.norm(expected)
 
@@ -190,12 +195,12 @@ def test_a_sequence_may_have_fewer_rows_than_the_step() -> None:
     )
     ends = [of.offset % PAGE + n for of, n in zip(sequences, n_own, strict=True)]
     shorter = [
-        replace(of, k=of.k.with_rows(of.k.rows[:, :end]), v=of.v.with_rows(of.v.rows[:, :end]))
+        replace(of, k=replace(of.k, rows=of.k.rows[:, :end]), v=replace(of.v, rows=of.v.rows[:, :end]))
         for of, end in zip(sequences, ends, strict=True)
     ]
     q = mx.random.normal((len(OFFSETS), N_KV_HEADS * group, n_rows, head_dim), dtype=dtype, key=mx.random.key(1))
     how = {"scale": head_dim**-0.5, "window": window, "sinks": None}
-    found = batch_answer(EmulatedLauncher(seed=2), shorter, q, n_own=n_own, **how)
+    found = batch_answer(EmulatedLauncher(seed=2), shorter, q, Query(**how), n_own)
     assert np.isfinite(found).all()
     for i, (of, n) in enumerate(zip(sequences, n_own, strict=True)):
         expected = in_float64(of, np.asarray(q[i]).astype(np.float64), **how)[:, :n]
@@ -204,19 +209,11 @@ def test_a_sequence_may_have_fewer_rows_than_the_step() -> None:
 
 def test_a_float_side_is_refused_by_name() -> None:
     k, v = resolve_codec("f16", 64, "k"), resolve_codec("turbo4", 64, "v")
-    pages = BatchPages(PooledSide(k, None, None), PooledSide(v, None, None), [[], []])
+    pages = Pages(SidePages(k, None, None), SidePages(v, None, None), [[], []])
     tails = mx.zeros((2, 1, PAGE, 64), dtype=mx.float16)
     with pytest.raises(RequestError, match="K is f16"):
-        attend_batch(
-            EmulatedLauncher(),
-            mx.zeros((2, 1, 1, 64)),
-            (tails, tails),
-            pages,
-            offsets=[0, 0],
-            scale=1,
-            window=None,
-            sinks=None,
-        )
+        growth = Growth((tails, tails), (tails, tails), (0, 0), (1, 1), joined=(tails, tails))
+        append_and_attend(EmulatedLauncher(), mx.zeros((2, 1, 1, 64)), pages, growth, Query(1))
 
 
 def test_new_rows_go_to_where_their_sequence_ends() -> None:
@@ -224,7 +221,7 @@ def test_new_rows_go_to_where_their_sequence_ends() -> None:
     tails = tuple(mx.array(rng.standard_normal((3, 2, PAGE, dim)).astype(np.float16)) for dim in (64, 32))
     new = tuple(mx.array(1e5 * rng.standard_normal((3, 2, 4, dim)).astype(np.float32)) for dim in (64, 32))
     offsets, n_own = (128, 250, 381), (4, 3, 0)
-    found = join_batch(CheckedLauncher(), tails, new, offsets, n_own)
+    found = join_tails(CheckedLauncher(), Growth(tails, new, offsets, n_own))
     for joined, tail, rows in zip(found, tails, new, strict=True):
         expected = np.array(tail)
         for i, (offset, n) in enumerate(zip(offsets, n_own, strict=True)):
@@ -239,13 +236,13 @@ def test_a_step_can_be_compiled(cache_type: str, tmp_path: Path) -> None:
     k, v = (resolve_codec(cache_type, 64, side) for side in "kv")
     sequences = sequences_of(k, v, (128, 2), 1)
     (k_side, k_tails), (v_side, v_tails) = (pooled(sequences, name, [[3], []]) for name in "kv")
-    pages, shapes = BatchPages(k_side, v_side, [[3], []]), []
+    pages, shapes = Pages(k_side, v_side, [[3], []]), []
 
     def traced(x: mx.array) -> list[mx.array]:
         new, q = mx.zeros((2, N_KV_HEADS, 1, 64)), mx.zeros((2, 4, 1, 64))
-        how = {"offsets": [128, 2], "scale": 1.0, "window": None, "sinks": None}
-        made = grow_and_attend_batch(MlxLauncher("metal"), q, (k_tails, v_tails), (new, new), pages, **how)
-        shapes.extend(array.shape for array in made)
+        growth = Growth((k_tails, v_tails), (new, new), (128, 2), (1, 1))
+        out, tails = append_and_attend(MlxLauncher("metal"), q, pages, growth, Query(1.0))
+        shapes.extend(array.shape for array in (out, *tails))
         return [x]
 
     mx.export_function(str(tmp_path / "step.mlxfn"), traced, mx.zeros((8,)))

@@ -18,8 +18,9 @@ from tiny_models import TinyModel, write_tiny
 from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import NumpyReading, Reading
+from tqgguf.runtime.attention.backend import Backend, NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.models.load import open_model
@@ -38,12 +39,12 @@ def tiny(name: str) -> Any:
 
 
 @lru_cache
-def kernels() -> KernelReading:
-    return KernelReading(EmulatedLauncher())
+def kernels() -> KernelBackend:
+    return KernelBackend(EmulatedLauncher())
 
 
-def caches_for(model: Any, n: int, reading: Reading | None, **options: Any) -> list[list[Any]]:
-    return [make_prompt_cache(model, "turbo4", "turbo3", reading=reading, **options) for _ in range(n)]
+def caches_for(model: Any, n: int, reading: Backend | None, **options: Any) -> list[list[Any]]:
+    return [make_prompt_cache(model, "turbo4", "turbo3", backend=reading, **options) for _ in range(n)]
 
 
 def in_a_batch(model: Any, caches: list[list[Any]], n_tokens: list[int], **how: Any) -> tuple[list[Any], list[Any]]:
@@ -96,9 +97,9 @@ def rows_of(sequence: int, n: int) -> Rows:
     return k[:, :, :n], v[:, :, :n], q[:, :, :n]
 
 
-def empty(window: int | None = None, reading: Reading | None = None, **options: Any) -> BlockKVCache:
+def empty(window: int | None = None, backend: Backend | None = None, **options: Any) -> BlockKVCache:
     types = {"type_k": "turbo4", "type_v": "turbo3", "rope": ROPE, **options}
-    return BlockKVCache(window=window, reading=reading or NumpyReading(), **types)
+    return BlockKVCache(window=window, backend=backend or NumpyBackend(), **types)
 
 
 def attended(cache: Any, rows: Rows, by_fallback: bool = False) -> np.ndarray:
@@ -157,8 +158,8 @@ STEPS = ([3, 130, 124], [1, 1, 1], [2, 3, 0], [1, 1, 3], [1, 1, 1], [2, 200, 4],
 @pytest.mark.parametrize(("by_fallback", "by_kernels"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("window", [None, 60])
 def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback: bool, by_kernels: bool) -> None:
-    reading = kernels() if by_kernels else NumpyReading()
-    alone_, together = Alone(3, window=window, reading=reading), Together(3, window=window, reading=reading)
+    reading = kernels() if by_kernels else NumpyBackend()
+    alone_, together = Alone(3, window=window, backend=reading), Together(3, window=window, backend=reading)
     for lengths in STEPS:
         kernels().launcher.launched.clear()
         found = together.step(lengths, by_fallback)
@@ -176,8 +177,8 @@ def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback:
 
 def test_who_attends_otherwise_reads_the_pools_rows() -> None:
     window = 60
-    usages = [hook.Usage() for _ in range(3)]
-    alone_, together = Alone(3, window=window, reading=kernels()), Together(3)
+    usages = [Usage() for _ in range(3)]
+    alone_, together = Alone(3, window=window, backend=kernels()), Together(3)
     together.cache = BlockKVCache.merge([empty(window, kernels(), usage=usage) for usage in usages])
     for lengths, by_fallback in zip(STEPS[:4], (False, False, True, False), strict=True):
         found = together.step(lengths, by_fallback)
@@ -192,7 +193,7 @@ def test_who_attends_otherwise_reads_the_pools_rows() -> None:
 
 def test_a_pools_step_can_be_attended_from_twice_and_no_page_is_held_twice() -> None:
     # models share a layer's keys and values with later layers
-    together = Together(2, reading=kernels())
+    together = Together(2, backend=kernels())
     together.step([127, 130])
     k, v, q = (mx.concatenate([rows_of(i, n + 1)[x][:, :, n:] for i, n in enumerate((127, 130))]) for x in range(3))
     keys, values = together.cache.update_and_fetch(k, v)
@@ -203,7 +204,7 @@ def test_a_pools_step_can_be_attended_from_twice_and_no_page_is_held_twice() -> 
 
 
 def test_a_page_that_fills_takes_a_place_that_became_free_and_copies_nothing() -> None:
-    together = Together(3, reading=kernels())
+    together = Together(3, backend=kernels())
     together.step([127, 126, 128])
     together.step([1, 1, 1])
     together.cache.filter([0, 1])
@@ -223,8 +224,8 @@ def test_a_page_that_fills_takes_a_place_that_became_free_and_copies_nothing() -
 
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_sequences_come_and_go(by_kernels: bool) -> None:
-    reading = kernels() if by_kernels else NumpyReading()
-    alone_, together, later = (make(n, reading=reading) for make, n in ((Alone, 4), (Together, 3), (Together, 1)))
+    reading = kernels() if by_kernels else NumpyBackend()
+    alone_, together, later = (make(n, backend=reading) for make, n in ((Alone, 4), (Together, 3), (Together, 1)))
     together.step([139, 20, 260])
     together.step([1, 1, 0])
     later.who = [3]
@@ -265,7 +266,7 @@ def test_columns_of_left_padding_are_not_stored() -> None:
 
 
 def test_reads_and_fallbacks_count_where_the_sequences_came_from() -> None:
-    usages = [hook.Usage(), hook.Usage()]
+    usages = [Usage(), Usage()]
     alone_ = Alone(2)
     cache = BlockKVCache.merge([empty(usage=usage) for usage in usages])
     k, v, q = (mx.concatenate(pair) for pair in zip(rows_of(0, 130), rows_of(1, 130), strict=True))

@@ -14,7 +14,9 @@ from test_batch_cache import HEAD_DIM, N_HEADS, N_KV_HEADS, Alone, Together, emp
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.readings import NumpyReading
+from tqgguf.runtime.attention.backend import NumpyBackend
+from tqgguf.runtime.attention.reads import Usage
+from tqgguf.runtime.attention.steps import SequenceStep
 from tqgguf.runtime.cache import batch_cache
 from tqgguf.runtime.cache.batch_cache import BatchBlockKVCache
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
@@ -22,7 +24,7 @@ from tqgguf.runtime.kv.planes import Plane
 
 
 def test_who_is_kept_in_a_pool_can_be_counted_from_the_end() -> None:
-    alone_, together = (make(2, reading=kernels()) for make in (Alone, Together))
+    alone_, together = (make(2, backend=kernels()) for make in (Alone, Together))
     together.step([130, 254])
     together.step([1, 1])
     together.cache.filter([-1])
@@ -89,12 +91,12 @@ def test_sequences_of_other_heads_or_head_sizes_are_in_no_batch_together() -> No
 
 
 def test_other_heads_do_not_join_a_pool() -> None:
-    together = Together(2, reading=kernels())
+    together = Together(2, backend=kernels())
     together.step([3, 5])
     together.step([1, 1])
     assert together.cache._pool is not None
     with pytest.raises(RequestError, match="as many KV heads"):
-        together.cache.extend(BlockKVCache.merge([grown(5, 4, reading=kernels())]))
+        together.cache.extend(BlockKVCache.merge([grown(5, 4, backend=kernels())]))
     assert together.cache._pool is not None
     together.step([1, 1])
 
@@ -102,12 +104,12 @@ def test_other_heads_do_not_join_a_pool() -> None:
 @pytest.mark.parametrize("by_kernels", [False, True])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_of_a_batch_lives_apart(copied: Callable[[Any], Any], by_kernels: bool) -> None:
-    reading = kernels() if by_kernels else NumpyReading()
-    together, alone_ = (make(2, reading=reading) for make in (Together, Alone))
+    reading = kernels() if by_kernels else NumpyBackend()
+    together, alone_ = (make(2, backend=reading) for make in (Together, Alone))
     together.step([127, 5])
     together.step([1, 1])
     twin = copied(together.cache)
-    twin.extend(BlockKVCache.merge([empty(reading=reading)]))
+    twin.extend(BlockKVCache.merge([empty(backend=reading)]))
     twin.update_and_fetch(*(mx.ones((3, N_KV_HEADS, 1, HEAD_DIM)) for _ in "kv"))
     twin.filter([2])
     twin.trim(1)
@@ -124,7 +126,7 @@ def test_an_interrupt_while_a_pool_takes_a_step_loses_and_doubles_nothing(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both sequences fill a page in the step; the interrupt comes at one of the places where its blocks are written."""
-    together = Together(2, reading=kernels())
+    together = Together(2, backend=kernels())
     together.step([126, 254])
     together.step([1, 1])
     whole, seen = Plane.put, []
@@ -149,7 +151,7 @@ def test_an_interrupt_while_a_pool_takes_a_step_loses_and_doubles_nothing(
 @lru_cache
 def uninterrupted() -> list[BlockKVCache]:
     """The same steps of both sequences alone."""
-    alone_ = Alone(2, reading=kernels())
+    alone_ = Alone(2, backend=kernels())
     for i, n in ((0, 126), (1, 254)):
         for step in (n, 1, 1, 1):
             alone_.step(i, step)
@@ -157,7 +159,7 @@ def uninterrupted() -> list[BlockKVCache]:
 
 
 def test_an_interrupt_before_a_pool_has_a_step_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, alone_ = (make(2, reading=kernels()) for make in (Together, Alone))
+    together, alone_ = (make(2, backend=kernels()) for make in (Together, Alone))
     together.step([126, 5])
     together.step([1, 1])
 
@@ -178,7 +180,7 @@ def test_an_interrupt_before_a_pool_has_a_step_leaves_it_as_it_was(monkeypatch: 
 
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_values_of_other_sequences_heads_or_columns_than_keys_are_refused(by_kernels: bool) -> None:
-    together = Together(2, reading=kernels() if by_kernels else NumpyReading())
+    together = Together(2, backend=kernels() if by_kernels else NumpyBackend())
     together.step([3, 3])
     together.step([1, 1])
     keys = mx.zeros((2, N_KV_HEADS, 1, HEAD_DIM))
@@ -208,11 +210,11 @@ def test_no_sequence_is_trimmed_where_one_cannot_be() -> None:
 
 
 def test_an_interrupted_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = Together(2, usage=hook.Usage(strict=True))
+    together = Together(2, usage=Usage(strict=True))
     together.step([3, 130])
     whole, seen = BlockKVCache.update, []
 
-    def interrupted(cache: BlockKVCache, *rows: mx.array) -> hook.Step:
+    def interrupted(cache: BlockKVCache, *rows: mx.array) -> SequenceStep:
         seen.append(cache)
         if len(seen) == 2:
             raise KeyboardInterrupt
@@ -232,7 +234,7 @@ def test_an_interrupted_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) ->
 def test_strict_refuses_a_pools_next_step_whatever_was_asked_since_the_last(
     ask: Callable[[BatchBlockKVCache], Any],
 ) -> None:
-    together = Together(2, reading=kernels(), usage=hook.Usage(strict=True))
+    together = Together(2, backend=kernels(), usage=Usage(strict=True))
     together.step([3, 5])
     one = [mx.zeros((2, N_KV_HEADS, 1, HEAD_DIM)) for _ in range(2)]
     together.cache.update_and_fetch(*one)
@@ -244,7 +246,7 @@ def test_strict_refuses_a_pools_next_step_whatever_was_asked_since_the_last(
 
 
 def test_a_pools_step_that_is_attended_from_late_was_no_fallback_to_strict() -> None:
-    together = Together(2, reading=kernels(), usage=hook.Usage(strict=True))
+    together = Together(2, backend=kernels(), usage=Usage(strict=True))
     together.step([3, 5])
     rows = [mx.zeros((2, heads, 1, HEAD_DIM)) for heads in (N_KV_HEADS, N_KV_HEADS, N_HEADS)]
     keys, values = together.cache.update_and_fetch(*rows[:2])

@@ -15,10 +15,10 @@ from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.cache_spec import default_prefix
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.readings import NumpyReading, Reads
+from tqgguf.runtime.attention.backend import NumpyBackend
+from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.pages import PAGE, Query, SideView
 
 pytestmark = pytest.mark.parametrize("path", C_PATHS)
 
@@ -62,7 +62,7 @@ def decoding(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A prefill, then one small step: (output, reference), both [n_heads, n_rows, head_dim]."""
     k, v, q, expected = decoding_case(type_k, type_v, head_dim, n_kv_heads, gqa, length, n_rows, window, sinks)
-    cache = BlockKVCache(type_k, type_v, window=window, reading=c_reading(path), balance="off")
+    cache = BlockKVCache(type_k, type_v, window=window, backend=c_reading(path), balance="off")
     before = length - n_rows
     for part in (slice(0, before), slice(before, length)):
         if part.stop > part.start:
@@ -136,24 +136,24 @@ def test_page_means_and_channel_scale_equal_the_numpy_reading(path: str, n_rows:
     scale = rng.uniform(0.5, 2.0, (heads, head_dim)).astype(np.float32)
     own = mx.array(rng.standard_normal((heads, 20, head_dim)).astype(np.float16))
     view_k, view_v = (
-        SideView(c, own, pages * PAGE, *(mx.array(plane) for plane in c.split(c.encode(x))))
+        SideView(c, *(mx.array(plane) for plane in c.split(c.encode(x))), rows=own, rows_start=pages * PAGE)
         for c, x in ((codec, k), (value_codec, v))
     )
     view_k = SideView(
         codec,
-        own,
-        pages * PAGE,
         view_k.codes,
         view_k.scales,
+        rows=own,
+        rows_start=pages * PAGE,
         page_means=mx.array(means),
         channel_scale=mx.array(scale),
     )
     q = mx.array(rng.standard_normal((1, heads * 3, n_rows, head_dim)).astype(np.float32))
-    step = {"offset": pages * PAGE + 20 - n_rows, "scale": 0.1}
-    readings = c_reading(path), NumpyReading()
+    step = {"offset": pages * PAGE + 20 - n_rows, "query": Query(0.1)}
+    readings = c_reading(path), NumpyBackend()
     counts = Reads(), Reads()
     out, expected = (
-        np.array(attend(q, view_k, view_v, **step, reading=reading, reads=reads))
+        np.array(reading.attend(q, view_k, view_v, **step, reads=reads))
         for reading, reads in zip(readings, counts, strict=True)
     )
     assert np.linalg.norm(out - expected) <= 1e-5 * np.linalg.norm(expected)
@@ -166,8 +166,8 @@ def test_reads_are_counted_as_the_numpy_reading_counts_them(
     path: str, types: tuple[str, str], window: int | None
 ) -> None:
     counted = []
-    for reading in (c_reading(path), NumpyReading()):
-        cache = BlockKVCache(*types, window=window, reading=reading)
+    for reading in (c_reading(path), NumpyBackend()):
+        cache = BlockKVCache(*types, window=window, backend=reading)
         x = mx.random.normal((1, 2, 400, 64), key=mx.random.key(0))
         for at, n in ((0, 126), (126, 4), (130, 1), (131, 3), (134, 200), (334, 1), (335, 60), (395, 5)):
             mask = cache.make_mask(n)

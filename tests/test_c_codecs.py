@@ -15,7 +15,7 @@ from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.conversion.row_encoding import in_numpy
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime.conversion.encode_rows import row_encoder
-from tqgguf.runtime.kv.side_view import PAGE
+from tqgguf.runtime.kv.pages import PAGE
 
 BLOCK_TYPE_NAMES = [t for t in CACHE_TYPE_NAMES if t not in ("f32", "f16", "bf16")]
 ENCODED = ("turbo4", "turbo3", "turbo2", "q8_0", "q4_0")

@@ -15,8 +15,7 @@ from c_paths import C_PATHS, c_reading, library
 
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.pages import PAGE, Query, SideView
 from tqgguf.runtime.native.library import load_library
 
 FORK_SECONDS = 60
@@ -37,11 +36,11 @@ def long_step(path: str, type_k: str, type_v: str) -> bytes:
     rng = np.random.default_rng(3)
     own = mx.array(rng.standard_normal((4, 7, 128)).astype(np.float16))
     views = [
-        SideView(codec, own, 40 * PAGE, *(mx.array(plane) for plane in random_pages(codec, 40, 4)))
+        SideView(codec, *map(mx.array, random_pages(codec, 40, 4)), rows=own, rows_start=40 * PAGE)
         for codec in (resolve_codec(type_k, 128, "k"), resolve_codec(type_v, 128, "v"))
     ]
     q = mx.array(rng.standard_normal((1, 16, 2, 128)).astype(np.float32))
-    return np.array(attend(q, *views, offset=40 * PAGE + 5, scale=0.1, reading=c_reading(path))).tobytes()
+    return np.array(c_reading(path).attend(q, *views, offset=40 * PAGE + 5, query=Query(0.1))).tobytes()
 
 
 def test_one_two_and_three_threads_give_the_same_bits(path: str) -> None:

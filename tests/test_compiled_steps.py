@@ -21,14 +21,13 @@ from mlx_lm.models.cache import KVCache
 from tiny_models import TinyModel, write_tiny
 
 import tqgguf
-from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.backend import Backend, MlxBackend, NumpyBackend
 from tqgguf.runtime.attention.hook import scaled_dot_product_attention
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.generation.compiled_model import CompiledModel
-from tqgguf.runtime.kv.lent_tails import LentTails
 from tqgguf.runtime.models.load import open_model
 
 MODELS = {
@@ -46,8 +45,8 @@ def tiny(name: str) -> Any:
         return open_model(write_tiny(Path(folder) / "m.gguf", MODELS[name])).load(form="packed").model
 
 
-def filled(model: Any, reading: Reading, n: int = START, **options: Any) -> list[Any]:
-    caches = make_prompt_cache(model, "turbo4", "turbo3", reading=reading, **options)
+def filled(model: Any, reading: Backend, n: int = START, **options: Any) -> list[Any]:
+    caches = make_prompt_cache(model, "turbo4", "turbo3", backend=reading, **options)
     mx.eval(model(mx.array(IDS[None, :n]), cache=caches))
     return caches
 
@@ -78,7 +77,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_answer_as_the_model_does(name: str) -> None:
     model = tiny(name)
-    plain, compiled = filled(model, MlxReading()), filled(model, MlxReading())
+    plain, compiled = filled(model, MlxBackend()), filled(model, MlxBackend())
     expected, _ = decoded(model, plain, START, END, None)
     found, n_compiled = decoded(model, compiled, START, END, steps_of(model))
     assert n_compiled == END - START - 1  # but for the one that fills the page
@@ -90,16 +89,16 @@ def test_steps_answer_as_the_model_does(name: str) -> None:
 
 def test_steps_by_the_kernels_answer_as_the_model_does() -> None:
     model = tiny("llama")
-    expected, _ = decoded(model, filled(model, KernelReading(EmulatedLauncher())), START, START + 2, None)
+    expected, _ = decoded(model, filled(model, KernelBackend(EmulatedLauncher())), START, START + 2, None)
     launcher = EmulatedLauncher()
-    found, n_compiled = decoded(model, filled(model, KernelReading(launcher)), START, START + 2, steps_of(model))
+    found, n_compiled = decoded(model, filled(model, KernelBackend(launcher)), START, START + 2, steps_of(model))
     assert n_compiled == 2 and launcher.launched["decode_attention"] == 4  # two layers
     assert distance(found, expected) < 1e-3  # RoPE at a position that is an array rounds otherwise on a CPU
 
 
 def test_one_graph_serves_all_pages_that_planes_have_room_for() -> None:
     model, traced = tiny("llama"), []
-    caches = filled(model, MlxReading())
+    caches = filled(model, MlxBackend())
     for cache in caches:
         for plane in (*cache.sides[0].planes, *cache.sides[1].planes):
             plane.step = 8
@@ -119,7 +118,7 @@ def test_one_graph_serves_all_pages_that_planes_have_room_for() -> None:
 
 def test_steps_that_are_over_keep_no_cache_alive() -> None:
     model = tiny("llama")
-    caches = filled(model, MlxReading())
+    caches = filled(model, MlxBackend())
     steps = steps_of(model)
     decoded(model, caches, START, START + 2, steps)
     kept = weakref.ref(caches[0])
@@ -133,20 +132,20 @@ def test_steps_that_are_over_keep_no_cache_alive() -> None:
 
 def test_a_turn_that_is_over_leaves_nothing_to_be_kept_or_copied() -> None:
     model = tiny("llama")
-    caches = filled(model, MlxReading())
+    caches = filled(model, MlxBackend())
     steps = steps_of(model)
     decoded(model, caches, START, START + 2, steps)
     held = weakref.ref(caches[0])
-    tails = caches[0]._growth
-    assert caches[0].offset == START + 2 and caches[0].sides is not None  # taken back
-    assert isinstance(tails, LentTails) and tails.arrays == []
+    pages = weakref.ref(caches[0].pages)
+    assert caches[0].offset == START + 2
     del caches
+    assert pages() is None
     assert held() is None  # though the steps are there still
 
 
 def test_an_observer_sees_steps_from_the_next_one_on() -> None:
     model = tiny("llama")
-    caches, seen = filled(model, MlxReading()), []
+    caches, seen = filled(model, MlxBackend()), []
     steps = steps_of(model)
     decoded(model, caches, START, START + 2, steps)
     caches[0].usage.observer = lambda step, q, scale: seen.append(step.layer)
@@ -158,7 +157,7 @@ def test_threads_compile_steps_of_their_own() -> None:
     mx.eval(model.parameters())
 
     def run(_: int) -> tuple[np.ndarray, int]:
-        return decoded(model, filled(model, MlxReading()), START, START + 3, steps_of(model))
+        return decoded(model, filled(model, MlxBackend()), START, START + 3, steps_of(model))
 
     with ThreadPoolExecutor(2) as pool:
         outs = list(pool.map(run, range(2)))
@@ -169,7 +168,7 @@ def test_other_caches_that_cannot_be_compiled_leave_block_caches_compiled() -> N
     model = tiny("llama")
     steps = steps_of(model)
     assert steps.step(token(0), [KVCache(), KVCache()]) is None and steps.refusal
-    assert decoded(model, filled(model, MlxReading()), START, START + 2, steps)[1] == 2
+    assert decoded(model, filled(model, MlxBackend()), START, START + 2, steps)[1] == 2
 
 
 def test_a_compiled_model_can_be_copied() -> None:
@@ -198,7 +197,7 @@ def a_step_of_two(caches: list[Any]) -> int:
 def replaced(caches: list[Any]) -> int:
     caches[:] = [BlockKVCache.from_state(cache.state) for cache in caches]
     for cache in caches:
-        cache.reading = MlxReading()
+        cache.backend = MlxBackend()
     return START + 3
 
 
@@ -207,7 +206,7 @@ def test_whoever_changes_a_cache_between_steps_finds_their_rows(change: Callable
     model = tiny("llama")
     answers = []
     for steps in (None, steps_of(model)):
-        caches = filled(model, MlxReading())
+        caches = filled(model, MlxBackend())
         decoded(model, caches, START, START + 3, steps)
         at = change(caches)
         answers.append(decoded(model, caches, at, at + 1, steps)[0])
@@ -216,8 +215,8 @@ def test_whoever_changes_a_cache_between_steps_finds_their_rows(change: Callable
 
 def test_nothing_is_compiled_before_page_0_is_full_or_while_somebody_watches() -> None:
     model = tiny("llama")
-    assert decoded(model, filled(model, MlxReading(), 40), 40, 43, steps_of(model))[1] == 0
-    caches, seen = filled(model, MlxReading()), []
+    assert decoded(model, filled(model, MlxBackend(), 40), 40, 43, steps_of(model))[1] == 0
+    caches, seen = filled(model, MlxBackend()), []
     caches[0].usage.observer = lambda step, q, scale: seen.append(step.layer)
     assert decoded(model, caches, START, START + 2, steps_of(model))[1] == 0
     assert seen == [0, 1, 0, 1]
@@ -252,7 +251,7 @@ def test_a_model_that_cannot_be_compiled_is_evaluated_as_ever(how: Callable[...,
     model = OwnAttention(how)
     answers = []
     for steps in (None, steps_of(model)):
-        caches = [BlockKVCache("turbo4", "turbo3", reading=MlxReading())]
+        caches = [BlockKVCache("turbo4", "turbo3", backend=MlxBackend())]
         mx.eval(model(mx.array(IDS[None, :130]), caches))
         found, n_compiled = decoded(model, caches, 130, 133, steps)
         answers.append(found)
@@ -263,7 +262,7 @@ def test_a_model_that_cannot_be_compiled_is_evaluated_as_ever(how: Callable[...,
 @pytest.mark.parametrize(
     ("caches", "reason"),
     [
-        (lambda model: filled(model, NumpyReading()), "this backend does not compile steps of turbo4/turbo3"),
+        (lambda model: filled(model, NumpyBackend()), "this backend does not compile steps of turbo4/turbo3"),
         (lambda model: [KVCache(), KVCache()], "a layer has a KVCache"),
         (lambda model: make_prompt_cache(model, "turbo4", "turbo3", tail=False), "a cache has no tail"),
     ],
@@ -277,7 +276,7 @@ def test_a_refusal_says_why(caches: Callable[[Any], list[Any]], reason: str) -> 
 def test_mlx_lm_generates_with_a_compiled_model() -> None:
     answers = []
     for model in (tiny("llama"), tqgguf.compiled(tiny("llama"))):
-        caches = filled(model, MlxReading())
+        caches = filled(model, MlxBackend())
         made = generate_step(mx.array(IDS[START:END]), model, max_tokens=8, prompt_cache=caches)
         answers.append([int(found) for found, _ in made])
         assert caches[0].offset in (END + 7, END + 8)

@@ -19,7 +19,7 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.hook import Step
+from tqgguf.runtime.attention.steps import SequenceStep
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.evaluation.examination import OTHER_TYPES, TYPES, proposable_types
 from tqgguf.runtime.evaluation.sensitivity import measure_sensitivity
@@ -58,7 +58,7 @@ def attention_error(
 
 def test_the_error_of_a_layer_is_that_of_its_attention_from_blocks(tiny: Path) -> None:
     loaded = open_model(tiny).load()
-    seen: dict[int, tuple[Step, mx.array, float]] = {}
+    seen: dict[int, tuple[SequenceStep, mx.array, float]] = {}
     cache = make_prompt_cache(loaded.model, "f16", "f16")
     cache[0].usage.observer = lambda step, q, scale: seen.update({step.layer: (step, q, scale)})
     loaded.fill(mx.array([TOKENS]), cache)

@@ -15,8 +15,8 @@ from tqgguf.formats.blocks.block_types import BLOCK_TYPES, CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.errors import EncodeError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.attention.backend import MlxBackend, NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kernels.types import is_supported
 from tqgguf.runtime.kv import block_ops
@@ -25,9 +25,9 @@ HEADS, DIM, N = 2, 64, 256
 DTYPES = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 LARGEST = {"f16": 65504.0, "bf16": 2.0**127 * (2 - 2.0**-7), "f32": float(np.finfo(np.float32).max)}
 READINGS = {
-    "numpy": NumpyReading,
-    "mlx": MlxReading,
-    "kernels": lambda: KernelReading(EmulatedLauncher()),
+    "numpy": NumpyBackend,
+    "mlx": MlxBackend,
+    "kernels": lambda: KernelBackend(EmulatedLauncher()),
     **{f"c-{path}": lambda path=path: c_reading(path) for path in C_PATHS},
 }
 FINITE = [
@@ -83,7 +83,7 @@ def test_what_is_finite_stays_finite_and_what_is_not_is_refused_or_stays(case: t
     cache_type, reading, value, place, dtype = case
     given = rows_with(value, place, dtype)
     rows = np.array(given.astype(mx.float32))[0]
-    cache = BlockKVCache(cache_type, cache_type, reading=READINGS[reading]())
+    cache = BlockKVCache(cache_type, cache_type, backend=READINGS[reading]())
     if not np.isfinite(rows).all() and refuses(cache_type, reading):
         with pytest.raises(
             EncodeError, match=r"layer 0, K: only finite float32 values can be encoded: found -?(inf|nan)"
@@ -121,7 +121,7 @@ def test_what_is_finite_stays_finite_and_what_is_not_is_refused_or_stays(case: t
 @pytest.mark.parametrize("reading", READINGS)
 def test_answers_over_the_largest_values_are_finite(reading: str) -> None:
     keys, values = rows_with(1.0, "a row", "f16"), rows_with(65504.0, "every value", "f16")
-    cache = BlockKVCache("q8_0", "q8_0", reading=READINGS[reading]())
+    cache = BlockKVCache("q8_0", "q8_0", backend=READINGS[reading]())
     cache.update_and_fetch(keys, values)
     one = mx.ones((1, HEADS, 1, DIM), dtype=mx.float16)
     fetched = cache.update_and_fetch(one, 65504 * one)
@@ -131,7 +131,7 @@ def test_answers_over_the_largest_values_are_finite(reading: str) -> None:
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_page_that_is_refused_leaves_the_cache_as_it_was(reading: str) -> None:
-    cache = BlockKVCache("q8_0", "q5_1", reading=READINGS[reading]())
+    cache = BlockKVCache("q8_0", "q5_1", backend=READINGS[reading]())
     good, bad = rows_with(1.0, "a row", "f32"), rows_with(math.inf, "one value", "f32")
     cache.update_and_fetch(good[:, :, :100], good[:, :, :100])
     with pytest.raises(EncodeError, match="layer 0, V: only finite"):
@@ -153,7 +153,7 @@ def test_rows_are_joined_to_the_tail_by_one_rule(reading: str, dtype: str) -> No
     by = READINGS[reading]()
     tail = mx.ones((2, 5, DIM), dtype=mx.float16)
     for held in (None, tail):
-        for found in by.join_sides((held, held), (new, new)):
+        for found in by.join_rows((held, held), (new, new)):
             assert np.array_equal(np.array(found)[:, -3:], expected, equal_nan=True)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.hook import Step
-from tqgguf.runtime.attention.readings import Reads
+from tqgguf.runtime.attention.reads import Reads
+from tqgguf.runtime.attention.steps import Step
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.generation.generate import Generation
 from tqgguf.runtime.generation.grid import round_chunk

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 from tqgguf import make_prompt_cache
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 SIZES = dict(
@@ -82,7 +83,7 @@ def test_strict_turns_that_fallback_into_an_error() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_mask_of_the_models_own_takes_the_fallback(strict: bool) -> None:
-    usage = hook.Usage(strict=strict)
+    usage = Usage(strict=strict)
     cache = BlockKVCache("q8_0", "q8_0", usage=usage)
     x = mx.random.normal((1, 2, 10, 64), key=mx.random.key(1))
     keys, values = cache.update_and_fetch(x, x)

@@ -19,14 +19,13 @@ from emulator.checked import FrontEndLauncher
 
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.attention_gpu import MOST_ROWS, KernelReading
+from tqgguf.runtime.attention.kernel_backend import MOST_ROWS, KernelBackend
 from tqgguf.runtime.attention.partial import plain_partial
 from tqgguf.runtime.kernels.geometry import FAMILIES
 from tqgguf.runtime.kernels.pages import decode_rows, encode_pages, join_rows
-from tqgguf.runtime.kernels.tiles import can_be_tiled
 from tqgguf.runtime.kernels.types import KERNEL_TYPES
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.pages import PAGE, Query, SideView
+from tqgguf.runtime.kv.tiles import can_be_tiled
 from tqgguf.runtime.selftest import HEAD_DIMS, Shape, attention_cases, batch_cases, compiled_cases
 
 Together = Callable[..., Iterable[tuple[Any, ...]]]
@@ -51,33 +50,33 @@ def side_of(codec: Codec, balance: str = "off") -> SideView:
     """Two pages and half a page of nothing in particular."""
     dim, n_own = codec.head_dim, PAGE // 2
     if codec.is_float:
-        return SideView(codec, mx.zeros((N_KV_HEADS, PAGES * PAGE + n_own, dim), dtype=mx.float16), 0)
+        return SideView(codec, rows=mx.zeros((N_KV_HEADS, PAGES * PAGE + n_own, dim), dtype=mx.float16))
     planes = (PAGES, N_KV_HEADS, PAGE)
     centred, scaled = BALANCES[balance]
     return SideView(
         codec,
-        mx.zeros((N_KV_HEADS, n_own, dim), dtype=mx.float16),
-        PAGES * PAGE,
         mx.zeros((*planes, codec.n_blocks * codec.code_bytes), dtype=mx.uint8),
         mx.zeros((*planes, codec.n_blocks * codec.n_scales), dtype=mx.float16),
+        rows=mx.zeros((N_KV_HEADS, n_own, dim), dtype=mx.float16),
+        rows_start=PAGES * PAGE,
         prefix=mx.zeros((N_KV_HEADS, N_PREFIX, dim), dtype=mx.float16),
         page_means=mx.zeros((PAGES, N_KV_HEADS, dim), dtype=mx.float16) if centred else None,
         channel_scale=mx.zeros((N_KV_HEADS, dim)) if scaled else None,
     )
 
 
-def look_at_attention(reading: KernelReading, k: SideView, v: SideView, n_rows: int, dtype: mx.Dtype) -> None:
+def look_at_attention(reading: KernelBackend, k: SideView, v: SideView, n_rows: int, dtype: mx.Dtype) -> None:
     q = mx.zeros((1, N_KV_HEADS * GROUP, n_rows, k.codec.head_dim), dtype=dtype)
     offset = PAGES * PAGE + PAGE // 2 - n_rows
     for sinks in (None, mx.zeros((N_KV_HEADS * GROUP,))):
-        attend(q, k, v, offset=offset, scale=1.0, reading=reading, sinks=sinks)
+        reading.attend(q, k, v, offset=offset, query=Query(1.0, sinks=sinks))
 
 
 @pytest.mark.parametrize(("family", "together"), SETTINGS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_attention(family: str, together: Together, head_dim: int) -> None:
     launcher = FrontEndLauncher(family)
-    reading = KernelReading(launcher)
+    reading = KernelBackend(launcher)
     rows = 1, 4, MOST_ROWS[family]  # as many tiles of query columns as geometry.py has
     turbo4, turbo3 = resolve_codec("turbo4", head_dim, "k"), resolve_codec("turbo3", head_dim, "v")
     for k, v, n_rows in together([*codecs(head_dim, "k")], [*codecs(head_dim, "v")], rows):
@@ -94,7 +93,7 @@ def test_attention(family: str, together: Together, head_dim: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_batches_compiled_steps_and_long_steps_in_parts(family: str, head_dim: int) -> None:
     launcher = FrontEndLauncher(family)
-    reading = KernelReading(launcher, partial=plain_partial)
+    reading = KernelBackend(launcher, partial=plain_partial)
     types = reading, head_dim, "turbo4", "turbo3"
     long_step = Shape("a long step", 256, 300, 2, sinks=True, dtype=mx.bfloat16)
     for case in (*batch_cases(*types), *compiled_cases(*types), *attention_cases(*types, shapes=(long_step,))):

@@ -18,8 +18,8 @@ from emulator.launcher import EmulatedLauncher
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime import selftest
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import NumpyReading
+from tqgguf.runtime.attention.backend import NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.kernels import decode_plan, types
 from tqgguf.runtime.kernels.geometry import FAMILIES, SUMS_WORDS, decode_geometry
 from tqgguf.runtime.kernels.launch import Kernel, text_of
@@ -29,8 +29,8 @@ from tqgguf.runtime.selftest import SHAPES, Case, Outcome
 ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
 
 
-def reading(seed: int = 1, family: str = "metal") -> KernelReading:
-    return KernelReading(CheckedLauncher(seed, family, ("CUDA_ELEMENTS",) if family == "cuda" else ()))
+def reading(seed: int = 1, family: str = "metal") -> KernelBackend:
+    return KernelBackend(CheckedLauncher(seed, family, ("CUDA_ELEMENTS",) if family == "cuda" else ()))
 
 
 def failures(cases: Iterable[Case]) -> list[Outcome]:
@@ -103,7 +103,7 @@ def test_encoded_pages_have_the_bytes_of_numpys_codec(cache_type: str) -> None:
     codec = resolve_codec(cache_type, 64, "k")
     rows = mx.array(np.random.default_rng(8).standard_normal((2, 256, 64)).astype(np.float16))
     found = encode_pages(EmulatedLauncher(), codec, rows)
-    expected = NumpyReading().encode_pages(codec, rows, n_skipped=0, centred=False, scale=None)
+    expected = NumpyBackend().encode_pages(codec, rows, n_skipped=0, centred=False, scale=None)
     assert [(a.shape, a.dtype) for a in found[:2]] == [(b.shape, b.dtype) for b in expected[:2]]
     assert np.mean(np.asarray(found[0]) != np.asarray(expected[0])) < 1e-4
     assert np.abs(np.asarray(found[1]).view(np.int16) - np.asarray(expected[1]).view(np.int16)).max() <= 1
@@ -175,7 +175,7 @@ def test_every_geometry_fits_into_threadgroup_memory(family: str) -> None:
 def test_larger_heads_than_fit_are_left_to_operations_of_mlx() -> None:
     codecs = [resolve_codec("turbo4", n, "k") for n in (512, 640, 768)]
     assert [types.is_supported(codec) for codec in codecs] == [True, False, False]
-    reading = KernelReading(EmulatedLauncher())  # which must not hold as tiles what it cannot read
+    reading = KernelBackend(EmulatedLauncher())  # which must not hold as tiles what it cannot read
     assert [reading.tiles_values(codec) for codec in codecs] == [True, False, False]
 
 

@@ -19,6 +19,7 @@ from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape, kv_bytes
 from tqgguf.formats.errors import EncodeError, RequestError, TqggufError
 from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.generation.cache_files import load_prompt_cache
@@ -338,7 +339,7 @@ def test_nan_that_reaches_a_full_page_is_an_error_that_names_its_layer_and_chang
 
 
 def test_a_refusal_under_strict_changes_nothing() -> None:
-    cache = filled(200, usage=hook.Usage(strict=False))
+    cache = filled(200, usage=Usage(strict=False))
     before = contents(cache)
     cache.usage.strict = True  # nobody has attended from the last step
     with pytest.raises(RequestError, match="by fallback"):

@@ -108,7 +108,7 @@ def test_a_refused_flag_that_asks_for_nothing_is_passed_over(flag: Flag) -> None
         assert sort_arguments([flag.name, value], {}).notices == ()
 
 
-# Reading an argument vector
+# Backend an argument vector
 
 
 def test_a_flag_takes_the_next_argument_whatever_it_looks_like() -> None:

@@ -12,9 +12,9 @@ from emulator.launcher import EmulatedLauncher
 
 from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.runtime.attention import hook, long_steps
-from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.backend import Backend, NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.attention.partial import can_be_fused, plain_partial, with_siblings
-from tqgguf.runtime.attention.readings import NumpyReading, Reading
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 HEAD_DIM, N_HEADS, N_KV_HEADS = 64, 4, 2
@@ -28,7 +28,7 @@ def spied(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, causal
 
 
 def answer(
-    reading: Reading,
+    reading: Backend,
     held: int,
     n: int,
     types: tuple[str, str] = ("turbo4", "turbo3"),
@@ -38,7 +38,7 @@ def answer(
 ) -> np.ndarray:
     """Attention of n rows after `held` ones that were cached in steps of 100."""
     rng = np.random.default_rng(21)
-    cache = BlockKVCache(*types, window=window, rope=RopeLayout(HEAD_DIM, True), reading=reading)
+    cache = BlockKVCache(*types, window=window, rope=RopeLayout(HEAD_DIM, True), backend=reading)
     rows = [mx.array(rng.standard_normal((1, N_KV_HEADS, held + n, HEAD_DIM)).astype(np.float16)) for _ in range(2)]
     q = mx.array(rng.standard_normal((1, N_HEADS, n, HEAD_DIM)).astype(np.float32)).astype(dtype)
     for at in range(0, held, 100):
@@ -49,8 +49,8 @@ def answer(
     return np.array(out.astype(mx.float32))
 
 
-def by_parts(**kwargs: int) -> KernelReading:
-    return KernelReading(EmulatedLauncher(), partial=spied, **kwargs)
+def by_parts(**kwargs: int) -> KernelBackend:
+    return KernelBackend(EmulatedLauncher(), partial=spied, **kwargs)
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -73,14 +73,14 @@ STEPS = {
 def test_a_step_by_parts_answers_as_by_numpy(step: str) -> None:
     KEPT.clear()
     held, n = STEPS[step]
-    assert error(answer(by_parts(), held, n), answer(NumpyReading(), held, n)) < 3e-3
+    assert error(answer(by_parts(), held, n), answer(NumpyBackend(), held, n)) < 3e-3
     assert KEPT, "no parts were taken"
 
 
 def test_keys_before_a_step_are_taken_in_pieces_and_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_steps, "PIECE", 256)
     KEPT.clear()
-    assert error(answer(by_parts(), 700, 200), answer(NumpyReading(), 700, 200)) < 3e-3
+    assert error(answer(by_parts(), 700, 200), answer(NumpyBackend(), 700, 200)) < 3e-3
     # five pages before three of rows: two pieces and half of one; the step's pages over themselves, in twos, in fours
     rows, page = 3 * 128, 128
     expected = [2 * rows * 256, rows * page, 3 * page * page, 2 * page * page, (2 * page) ** 2]
@@ -90,7 +90,7 @@ def test_keys_before_a_step_are_taken_in_pieces_and_a_rest(monkeypatch: pytest.M
 def test_longer_steps_are_cut_from_their_first_page_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_steps, "MOST_LEVELS", 1)
     KEPT.clear()
-    assert error(answer(by_parts(), 140, 500), answer(NumpyReading(), 140, 500)) < 3e-3
+    assert error(answer(by_parts(), 140, 500), answer(NumpyBackend(), 140, 500)) < 3e-3
     page = 128
     # four pages of rows, after one: two by two, each over itself, its pair, and what is before both
     assert sorted(KEPT) == sorted([*[2 * page**2, page**2] * 2, 2 * page * page, 2 * page * 3 * page])
@@ -105,17 +105,17 @@ def test_longer_steps_are_cut_from_their_first_page_on(monkeypatch: pytest.Monke
     ],
 )
 def test_parts_of_any_pair_of_types_and_of_single_heads(types: tuple[str, str], limits: dict[str, int]) -> None:
-    assert error(answer(by_parts(**limits), 150, 240, types), answer(NumpyReading(), 150, 240, types)) < 3e-3
+    assert error(answer(by_parts(**limits), 150, 240, types), answer(NumpyBackend(), 150, 240, types)) < 3e-3
 
 
 def test_sink_logits_and_bfloat16_queries() -> None:
     sinks = mx.array([2.0, -1.0, 5.0, 0.5])
     found, expected = (
         answer(reading, 150, 240, sinks=sinks, dtype=mx.bfloat16)
-        for reading in (KernelReading(CheckedLauncher(), partial=spied), NumpyReading())
+        for reading in (KernelBackend(CheckedLauncher(), partial=spied), NumpyBackend())
     )
     assert error(found, expected) < 5e-3
-    assert error(expected, answer(NumpyReading(), 150, 240, dtype=mx.bfloat16)) > 0.05  # sinks matter
+    assert error(expected, answer(NumpyBackend(), 150, 240, dtype=mx.bfloat16)) > 0.05  # sinks matter
 
 
 def test_the_host_waits_for_the_layers_before_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_a_step_that_mlx_traces_waits_for_nobody(monkeypatch: pytest.MonkeyPatch
 
 def test_a_window_that_hides_keys_is_left_to_masks() -> None:
     KEPT.clear()
-    assert error(answer(by_parts(), 200, 250, window=150), answer(NumpyReading(), 200, 250, window=150)) < 3e-3
+    assert error(answer(by_parts(), 200, 250, window=150), answer(NumpyBackend(), 200, 250, window=150)) < 3e-3
     assert not KEPT
 
 

@@ -26,8 +26,8 @@ from tqgguf.formats.blocks.balance import (
 )
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
+from tqgguf.runtime.attention.backend import Backend, MlxBackend, NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.evaluation.calibration_statistics import calibrate
 from tqgguf.runtime.models.load import open_model
@@ -48,9 +48,9 @@ def normal(n_tokens: int = 3 * PAGE, constant: float = 0.0, seed: int = 0) -> tu
     return keys, rng.standard_normal((HEADS * GROUP, n_tokens, DIM)).astype(np.float32)
 
 
-def filled(keys: Keys, queries: Keys, reading: Reading | None = None, **settings) -> BlockKVCache:
+def filled(keys: Keys, queries: Keys, reading: Backend | None = None, **settings) -> BlockKVCache:
     """A cache of turbo4 keys that saw these, two pages and then the rest."""
-    cache = BlockKVCache("turbo4", "f16", rope=RopeLayout(DIM), reading=reading, **settings)
+    cache = BlockKVCache("turbo4", "f16", rope=RopeLayout(DIM), backend=reading, **settings)
     for part in (slice(0, 2 * PAGE), slice(2 * PAGE, None)):
         k, q = mx.array(keys[None, :, part]), mx.array(queries[None, :, part])
         held = cache.update_and_fetch(k, k)
@@ -61,7 +61,7 @@ def filled(keys: Keys, queries: Keys, reading: Reading | None = None, **settings
 def errors(cache: BlockKVCache, keys: Keys, left_out: list[int], constant: float = 0.0) -> list[float]:
     """The relative squared error of each page's keys without those `left_out`, of their detail around the constant."""
     k = cache.sides[0]
-    decoded = np.asarray(k._view(mx.zeros((0,)), 0).decoded(0, k.end_page))
+    decoded = np.asarray(k.pages.decoded(0, k.end_page))
     judged = np.setdiff1d(np.arange(PREFIX, keys.shape[1]), left_out)
     detail = keys.astype(np.float64)
     squares = ((decoded - detail) ** 2).sum(axis=2)
@@ -71,9 +71,9 @@ def errors(cache: BlockKVCache, keys: Keys, left_out: list[int], constant: float
 
 
 READINGS = {
-    "numpy": NumpyReading,
-    "mlx": MlxReading,
-    "kernels": lambda: KernelReading(EmulatedLauncher()),
+    "numpy": NumpyBackend,
+    "mlx": MlxBackend,
+    "kernels": lambda: KernelBackend(EmulatedLauncher()),
     **{f"c-{path}": lambda path=path: c_reading(path) for path in C_PATHS},
 }
 
@@ -187,7 +187,7 @@ def test_the_rows_that_count_are_those_of_the_spec_whoever_looks(name: str, n_pr
     assert [(np.flatnonzero(of_head) + n_prefix).tolist() for of_head in counts] == by_loops
     mean = page_mean(page, n_prefix)
     assert mean.tolist() == [plain.page_mean(of_head, n_prefix) for of_head in page.astype(float).tolist()]
-    for reading in (MlxReading(), KernelReading(EmulatedLauncher())):
+    for reading in (MlxBackend(), KernelBackend(EmulatedLauncher())):
         _, _, found = reading.encode_pages(
             resolve_codec("turbo4", DIM, "k"), mx.array(page), n_skipped=n_prefix, centred=True, scale=None
         )
@@ -208,7 +208,7 @@ def test_kernels_encode_pages_with_rows_far_outside_as_numpy_does(dim: int, dtyp
         codec = resolve_codec(cache_type, dim, "k")
         found, expected = (
             [np.asarray(a) for a in by.encode_pages(codec, given, n_skipped=PREFIX, centred=True, scale=scale)]
-            for by in (KernelReading(EmulatedLauncher()), NumpyReading())
+            for by in (KernelBackend(EmulatedLauncher()), NumpyBackend())
         )
         assert found[2].tobytes() == expected[2].tobytes()
         assert np.mean(found[0] != expected[0]) < 1e-3

@@ -27,8 +27,6 @@ from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.layers import packed_rows
 from tqgguf.runtime.layers.matrices import InputEmbedding
 from tqgguf.runtime.layers.packed_rows import (
-    MOST_SINGLE_ROWS,
-    SLOW_PATHS,
     PackedRows,
     RowsEmbedding,
     RowsLinear,
@@ -37,6 +35,7 @@ from tqgguf.runtime.layers.packed_rows import (
 from tqgguf.runtime.layers.row_layers import RowsLayer
 from tqgguf.runtime.models.load import LoadedModel, embedded_model, open_model
 from tqgguf.runtime.native.library import row_matrix
+from tqgguf.runtime.native.worth import MOST_SINGLE_ROWS, SLOW_PATHS
 
 N_ROWS, N = 1031, 768  # an odd number of rows, of more than one run
 

@@ -24,7 +24,7 @@ from tqgguf.formats.blocks.bits_per_value import StoredBits
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import LayerShape
-from tqgguf.runtime.attention.readings import Reads
+from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.evaluation.caches import Candidate
 from tqgguf.runtime.evaluation.compare import Result
 from tqgguf.runtime.evaluation.dominance import better_one, is_clearly_less, judged

@@ -11,16 +11,16 @@ import pytest
 from emulator.launcher import EmulatedLauncher
 
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import MlxReading, Reading
+from tqgguf.runtime.attention.backend import Backend, MlxBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 HEAD_DIM, N_HEADS = 64, 2
 PAGES = 64  # held at first: so many that planes grow by two pages at a time
-READINGS: dict[str, Callable[[], Reading]] = {
-    "MLX": MlxReading,
-    "kernels": lambda: KernelReading(EmulatedLauncher()),
+READINGS: dict[str, Callable[[], Backend]] = {
+    "MLX": MlxBackend,
+    "kernels": lambda: KernelBackend(EmulatedLauncher()),
 }
 
 
@@ -61,9 +61,9 @@ def add(cache: BlockKVCache, n: int) -> None:
     cache.usage.unattended.clear()
 
 
-def with_a_spare_page(reading: Reading) -> BlockKVCache:
+def with_a_spare_page(reading: Backend) -> BlockKVCache:
     """A cache whose planes have room for one more page, two tokens before it fills."""
-    cache = BlockKVCache("turbo4", "turbo3", reading=reading)
+    cache = BlockKVCache("turbo4", "turbo3", backend=reading)
     add(cache, PAGES * 128)
     add(cache, 128)
     add(cache, 126)
@@ -81,7 +81,7 @@ def test_pages_are_written_into_their_planes(by: str) -> None:
 
 
 def test_compiled_steps_hold_no_plane_when_a_page_fills() -> None:
-    cache = with_a_spare_page(MlxReading())
+    cache = with_a_spare_page(MlxBackend())
     compiled, n_compiled = CompiledSteps(evaluate), 0
 
     def step() -> mx.array:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.attention.backend import MlxBackend, NumpyBackend
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kv.planes import GROWTH, Plane
 
@@ -92,8 +92,8 @@ def test_a_plane_goes_on_after_its_front_was_freed(append: Append) -> None:
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 def test_numpy_keeps_the_rows_that_mlx_keeps(cache_type: str, dtype: mx.Dtype) -> None:
     random = np.random.default_rng(1)
-    readings = NumpyReading(), MlxReading()
-    caches = [BlockKVCache(cache_type, cache_type, window=200, reading=reading) for reading in readings]
+    readings = NumpyBackend(), MlxBackend()
+    caches = [BlockKVCache(cache_type, cache_type, window=200, backend=reading) for reading in readings]
     for n in (130, 1, 1, 200, 3):
         rows = [mx.array(random.standard_normal((1, 2, n, 32)) * 1e5).astype(dtype) for _ in "kv"]
         views = [cache.update(*rows) for cache in caches]

@@ -20,11 +20,11 @@ from tiny_models import TinyModel, write_tiny
 import tqgguf
 from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
+from tqgguf.runtime.attention.backend import Backend, MlxBackend, NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.cache.batch_cache import BatchBlockKVCache
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
-from tqgguf.runtime.kv.side_view import ROLLBACK_TOKENS
+from tqgguf.runtime.kv.pages import ROLLBACK_TOKENS
 from tqgguf.runtime.kv.sides import BlockSide
 from tqgguf.runtime.models.load import open_model
 
@@ -71,7 +71,7 @@ def same(a: BlockKVCache, b: BlockKVCache) -> bool:
 
 
 def begun(n: int, pair: tuple[str, str] = ("turbo4", "turbo3"), **settings: Any) -> BlockKVCache:
-    made = BlockKVCache(*pair, **{"rope": ROPE, "reading": NumpyReading(), **settings})
+    made = BlockKVCache(*pair, **{"rope": ROPE, "backend": NumpyBackend(), **settings})
     if n:
         fed(made, n)
     return made
@@ -144,7 +144,7 @@ def test_copies_take_a_draft_back_as_their_original_does(made_copy: Callable[...
     plain, cut = begun(250, window=window), begun(250, window=window)
     fed(cut, 10, seed=1)
     twin = made_copy(cut)
-    twin.reading = cut.reading
+    twin.backend = cut.backend
     assert twin.trim(10) == 10 and same(twin, plain)
     assert cut.trim(10) == 10 and same(cut, plain)
 
@@ -289,13 +289,13 @@ def together(caches: list[BlockKVCache], n: int, seed: int = 0) -> Callable[[Bat
     return step
 
 
-@pytest.mark.parametrize("make", [NumpyReading, lambda: KernelReading(EmulatedLauncher())], ids=["numpy", "kernels"])
+@pytest.mark.parametrize("make", [NumpyBackend, lambda: KernelBackend(EmulatedLauncher())], ids=["numpy", "kernels"])
 @pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 60])
-def test_a_batch_takes_drafts_back_as_each_sequence_alone(window: int | None, make: Callable[[], Reading]) -> None:
+def test_a_batch_takes_drafts_back_as_each_sequence_alone(window: int | None, make: Callable[[], Backend]) -> None:
     reading = make()
     lonely = [begun(n, window=window) for n in (125, 254, 40)]
     for i, made in enumerate(lonely):
-        lonely[i] = BlockKVCache(window=window, reading=reading)
+        lonely[i] = BlockKVCache(window=window, backend=reading)
         lonely[i].state = made.state
     batch = BlockKVCache.merge(lonely)
     assert batch.is_trimmable()
@@ -316,7 +316,7 @@ def test_a_batch_takes_drafts_back_as_each_sequence_alone(window: int | None, ma
 def test_compiled_steps_are_taken_back_over_an_edge() -> None:
     model, caches = tiny("llama"), []
     for _ in range(2):
-        caches.append(tqgguf.make_prompt_cache(model, "turbo4", "turbo3", reading=MlxReading()))
+        caches.append(tqgguf.make_prompt_cache(model, "turbo4", "turbo3", backend=MlxBackend()))
         model(mx.array(IDS[None, :250]), cache=caches[-1])
     compiled = tqgguf.compiled(model)
     for i in range(10):

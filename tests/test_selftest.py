@@ -10,15 +10,16 @@ import pytest
 
 from tqgguf.cli.program import main
 from tqgguf.cli.selftest_command import selftest
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading
+from tqgguf.runtime.attention.arithmetic import NumpyArithmetic
+from tqgguf.runtime.attention.backend import MlxBackend, NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.backends import gpu_family
 from tqgguf.runtime.kernels.launch import MlxLauncher
 from tqgguf.runtime.selftest import HEAD_DIMS, SHAPES, all_cases, attention_cases, codec_cases
 from tqgguf.runtime.selftest_speed import measure
 
 
-@pytest.mark.parametrize("reading", [NumpyReading, MlxReading])
+@pytest.mark.parametrize("reading", [NumpyBackend, MlxBackend])
 def test_readings_that_are_right_pass(reading: type) -> None:
     outcomes = [case.run() for case in all_cases(reading(), (64,))]
     assert [outcome for outcome in outcomes if not outcome.passed] == []
@@ -26,17 +27,21 @@ def test_readings_that_are_right_pass(reading: type) -> None:
 
 
 def test_head_sizes_that_a_type_cannot_hold_are_left_out() -> None:
-    assert {case.types for case in all_cases(NumpyReading(), (160,))} & {"turbo4", "turbo4/turbo3"} == set()
-    assert len(all_cases(NumpyReading(), HEAD_DIMS, all_pairs=True)) > len(all_cases(NumpyReading(), HEAD_DIMS))
+    assert {case.types for case in all_cases(NumpyBackend(), (160,))} & {"turbo4", "turbo4/turbo3"} == set()
+    assert len(all_cases(NumpyBackend(), HEAD_DIMS, all_pairs=True)) > len(all_cases(NumpyBackend(), HEAD_DIMS))
 
 
-class Wrong(NumpyReading):
+class WrongArithmetic(NumpyArithmetic):
     """Decodes one value in a thousand a little too large."""
 
     def decode(self, side, first, last):
         values = super().decode(side, first, last).copy()
         values[:, 10, 0] *= 1.5
         return values
+
+
+class Wrong(NumpyBackend):
+    arithmetic = WrongArithmetic()
 
 
 def test_one_wrong_value_is_found() -> None:
@@ -47,16 +52,19 @@ def test_one_wrong_value_is_found() -> None:
 
 def test_what_a_device_raises_is_a_failure() -> None:
     # there is no GPU where tests run: MLX refuses the kernels
-    reading = KernelReading(MlxLauncher("metal"))
+    reading = KernelBackend(MlxLauncher("metal"))
     outcomes = [case.run() for case in attention_cases(reading, 64, "turbo4", "turbo3", SHAPES[:1])]
     assert [outcome.passed for outcome in outcomes] == [False]
     assert outcomes[0].problem
 
 
 def test_values_that_are_no_numbers_fail() -> None:
-    class Nan(NumpyReading):
+    class NanArithmetic(NumpyArithmetic):
         def decode(self, side, first, last):
             return np.full_like(super().decode(side, first, last), np.nan)
+
+    class Nan(NumpyBackend):
+        arithmetic = NanArithmetic()
 
     assert not next(case for case in codec_cases(Nan(), 64) if case.operation == "decode").run().passed
 
@@ -92,6 +100,6 @@ def test_requests_that_cannot_be_end_with_2(flags: list[str], capsys: pytest.Cap
 
 
 def test_speed_is_a_time_for_each_pair_of_types() -> None:
-    speeds = list(measure(MlxReading(), keys=(256,)))
+    speeds = list(measure(MlxBackend(), keys=(256,)))
     assert [s.n_keys for s in speeds] == [256] * len(speeds)
     assert all(s.blocks_us > 0 and s.f16_us > 0 for s in speeds)

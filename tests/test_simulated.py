@@ -14,6 +14,7 @@ from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
 from tqgguf.runtime.evaluation.caches import CacheOptions, Candidate, candidate, reference
 from tqgguf.runtime.evaluation.compare import Evaluation, Plan
@@ -214,7 +215,7 @@ def test_a_query_reads_what_the_scheme_says(name: str, window: int | None, steps
     k, v = rows(n, 1), rows(n, 2)
     q = np.random.default_rng(3).standard_normal((3 * HEADS, n, DIM)).astype(np.float32) * 0.3
     scheme = scheme_of(name)
-    cache = SimulatedCache(scheme, 0, window, hook.Usage())
+    cache = SimulatedCache(scheme, 0, window, Usage())
     found, at = [], 0
     for size in steps:
         part = slice(at, at + size)
@@ -387,7 +388,7 @@ def test_heads_that_a_scheme_cannot_hold_are_refused(name: str, head_dim: int, m
 
 
 def test_a_model_that_attends_by_itself_is_refused() -> None:
-    cache = SimulatedCache(SCHEMES["kivi4"], 0, None, hook.Usage())
+    cache = SimulatedCache(SCHEMES["kivi4"], 0, None, Usage())
     new = mx.array(rows(8)[None])
     cache.update_and_fetch(new, new)
     with pytest.raises(RequestError, match="layer 0: a simulated cache is for causal attention"):

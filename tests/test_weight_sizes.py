@@ -14,9 +14,10 @@ from tqgguf.formats.gguf.types import GGML_TYPES
 from tqgguf.formats.mlx.forms import MLX_FORMS
 from tqgguf.formats.planning.weight_sizes import ROW_GROUPS, held_bytes
 from tqgguf.runtime.layers import weights
-from tqgguf.runtime.layers.packed_rows import SLOW_PATHS, PackedRows
+from tqgguf.runtime.layers.packed_rows import PackedRows
 from tqgguf.runtime.models.load import open_model
 from tqgguf.runtime.native.library import load_library
+from tqgguf.runtime.native.worth import SLOW_PATHS
 
 
 @pytest.mark.parametrize("kind", SERVED)

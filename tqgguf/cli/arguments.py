@@ -1,4 +1,4 @@
-"""Reading an argument vector as llama-completion does, by the table in `llama_flags`.
+"""Backend an argument vector as llama-completion does, by the table in `llama_flags`.
 
 What comes out is an argument vector for typer that holds implemented flags only, each under its first long spelling,
 with the environment folded in. Accepted flags have become notices; refused, unknown and misspelled ones are errors.

@@ -138,7 +138,7 @@ class _Run:
             channel_scales=chosen.channel_scales,
             strict=request.strict_kv,
             keeps_pages=self.prompt_cache is not None,
-            reading=backends.default_reading(
+            backend=backends.default_backend(
                 workspace_bytes=None if request.kv_workspace is None else request.kv_workspace << 20,
                 most_rows=request.kv_kernel_rows,
             ),

@@ -15,8 +15,8 @@ from tqgguf.cli.json_text import json_text
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime import selftest_speed
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.backends import default_reading, describe, gpu_family, kernels_launched
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
+from tqgguf.runtime.backends import default_backend, describe, gpu_family, kernels_launched
 from tqgguf.runtime.selftest import HEAD_DIMS, Outcome, all_cases, takes_parts
 from tqgguf.runtime.selftest_matrices import matrix_cases
 from tqgguf.runtime.selftest_speed import Speed
@@ -33,25 +33,25 @@ def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bo
         raise RequestError(f"--head-dim: expected numbers of at least 1, found {min(head_dims)}")
     on_gpu = device != "cpu" and gpu_family() is not None
     mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
-    reading = default_reading()
+    backend = default_backend()
     line = ProgressLine("comparing", "cases")
-    cases = all_cases(reading, head_dims or HEAD_DIMS, all_pairs)
-    if isinstance(reading, KernelReading):
-        cases += matrix_cases(reading.launcher)
+    cases = all_cases(backend, head_dims or HEAD_DIMS, all_pairs)
+    if isinstance(backend, KernelBackend):
+        cases += matrix_cases(backend.launcher)
     outcomes: list[Outcome] = []
     for case in cases:
         line.update(len(outcomes), len(cases))
         outcomes.append(case.run())
     line.end()
     pairs = selftest_speed.PAIRS if bench else selftest_speed.PAIRS[:1]
-    speeds = list(selftest_speed.measure(reading, pairs=pairs)) if on_gpu else []
-    launched = kernels_launched(reading)
+    speeds = list(selftest_speed.measure(backend, pairs=pairs)) if on_gpu else []
+    launched = kernels_launched(backend)
     missing = device == "gpu" and not launched
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if json_output:
-        print(json_text(_as_json(outcomes, speeds, launched, takes_parts(reading))), flush=True)
+        print(json_text(_as_json(outcomes, speeds, launched, takes_parts(backend))), flush=True)
     else:
-        print("\n".join(_lines(outcomes, failed, speeds, launched, takes_parts(reading))))
+        print("\n".join(_lines(outcomes, failed, speeds, launched, takes_parts(backend))))
         if bench and not on_gpu:
             print("Speed is measured on a GPU only.")
         if missing:

@@ -7,25 +7,25 @@ from functools import lru_cache
 import mlx.core as mx
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.attention_c import CReading
-from tqgguf.runtime.attention.attention_gpu import KernelReading
+from tqgguf.runtime.attention.backend import Backend, MlxBackend, NumpyBackend
 from tqgguf.runtime.attention.blas import load_fast_blas
+from tqgguf.runtime.attention.c_backend import CBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.attention.long_steps import WORKSPACE_BYTES
-from tqgguf.runtime.attention.readings import MlxReading, NumpyReading, Reading
 from tqgguf.runtime.kernels.launch import MlxLauncher
-from tqgguf.runtime.layers.packed_rows import MOST_SINGLE_ROWS, SLOW_PATHS
 from tqgguf.runtime.native.library import load_library
+from tqgguf.runtime.native.worth import MOST_SINGLE_ROWS, SLOW_PATHS
 
 
-def default_reading(*, workspace_bytes: int | None = None, most_rows: int | None = None) -> Reading:
+def default_backend(*, workspace_bytes: int | None = None, most_rows: int | None = None) -> Backend:
     """On a CPU the C library, or numpy where it was not built; the kernels on a GPU, with their bounds or others."""
     if mx.default_device() != mx.cpu:
         family = gpu_family()
         if family is None:
-            return MlxReading()
-        return KernelReading(_launcher(family), most_rows, workspace_bytes or WORKSPACE_BYTES)
+            return MlxBackend()
+        return KernelBackend(_launcher(family), most_rows, workspace_bytes or WORKSPACE_BYTES)
     library = load_library()
-    return NumpyReading() if library is None else CReading(library)
+    return NumpyBackend() if library is None else CBackend(library)
 
 
 @lru_cache
@@ -49,9 +49,9 @@ def gpu_launcher() -> MlxLauncher:
     return _launcher(family)
 
 
-def kernels_launched(reading: Reading) -> int:
-    """How many kernels a reading has sent to a GPU."""
-    launcher = reading.launcher if isinstance(reading, KernelReading) else None
+def kernels_launched(backend: Backend) -> int:
+    """How many kernels a backend has sent to a GPU."""
+    launcher = backend.launcher if isinstance(backend, KernelBackend) else None
     return launcher.n_launched if isinstance(launcher, MlxLauncher) else 0
 
 

@@ -1,7 +1,7 @@
 """Does a backend compute on this device what numpy does? Every operation, cache type and head size, on made-up rows.
 
 Blocks under test come from numpy's codec, the byte-exact one, and attention is compared with float64 on what they
-decode to. Prints nothing, and knows no device: it is given a reading.
+decode to. Prints nothing, and knows no device: it is given a backend.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from tqgguf.formats.blocks.balance import NOT_ROTATED
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.attention_gpu import KernelReading
-from tqgguf.runtime.attention.readings import NumpyReading, Reading
-from tqgguf.runtime.kernels.tiles import to_rows, to_tiles
+from tqgguf.runtime.attention.backend import Backend, NumpyBackend
+from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.kv.balance import ChannelScale
 from tqgguf.runtime.kv.page_pool import PagePool
+from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Query, SideView
 from tqgguf.runtime.kv.planes import Plane
-from tqgguf.runtime.kv.side_view import PAGE, SideView
 from tqgguf.runtime.kv.sides import BlockSide
+from tqgguf.runtime.kv.tiles import to_rows, to_tiles
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 PAIRS = (
@@ -108,44 +107,44 @@ class Case:
         return Outcome(self.operation, self.types, self.head_dim, self.detail, self.limit, error, problem)
 
 
-def all_cases(reading: Reading, head_dims: tuple[int, ...] = HEAD_DIMS, all_pairs: bool = False) -> list[Case]:
-    """Everything that a reading is compared in."""
+def all_cases(backend: Backend, head_dims: tuple[int, ...] = HEAD_DIMS, all_pairs: bool = False) -> list[Case]:
+    """Everything that a backend is compared in."""
     pairs = [p for p in itertools.product(_MIXED, _MIXED) if p != ("f16", "f16")] if all_pairs else PAIRS
     cases: list[Case] = []
     for head_dim in head_dims:
-        cases += codec_cases(reading, head_dim)
+        cases += codec_cases(backend, head_dim)
         for type_k, type_v in pairs:
-            cases += attention_cases(reading, head_dim, type_k, type_v)
-            cases += batch_cases(reading, head_dim, type_k, type_v)
-            cases += compiled_cases(reading, head_dim, type_k, type_v)
-        cases += attention_cases(reading, head_dim, *PAIRS[0], shapes=(_MANY_COLUMNS,))
-        if takes_parts(reading):
-            cases += attention_cases(reading, head_dim, *PAIRS[0], shapes=(_LONG_STEP,))
+            cases += attention_cases(backend, head_dim, type_k, type_v)
+            cases += batch_cases(backend, head_dim, type_k, type_v)
+            cases += compiled_cases(backend, head_dim, type_k, type_v)
+        cases += attention_cases(backend, head_dim, *PAIRS[0], shapes=(_MANY_COLUMNS,))
+        if takes_parts(backend):
+            cases += attention_cases(backend, head_dim, *PAIRS[0], shapes=(_LONG_STEP,))
     return cases
 
 
-def takes_parts(reading: Reading) -> bool:
+def takes_parts(backend: Backend) -> bool:
     """Whether long steps take their keys in parts, which hangs on what MLX's attention gives (`attention.partial`)."""
-    return isinstance(reading, KernelReading) and reading.long_steps.partial is not None
+    return isinstance(backend, KernelBackend) and backend.long_steps.partial is not None
 
 
-def codec_cases(reading: Reading, head_dim: int) -> Iterator[Case]:
+def codec_cases(backend: Backend, head_dim: int) -> Iterator[Case]:
     """Encoding and decoding of every block type that the head size allows."""
     for cache_type in CACHE_TYPE_NAMES:
         codec = _codec(cache_type, head_dim, "k")
         if codec is None or codec.is_float:
             continue
         yield Case(
-            "encode", cache_type, head_dim, "balanced, with a prefix", _ENCODE_LIMIT, _encode(reading, codec, True)
+            "encode", cache_type, head_dim, "balanced, with a prefix", _ENCODE_LIMIT, _encode(backend, codec, True)
         )
-        for tiled in _forms(reading, codec):
+        for tiled in _forms(backend, codec):
             form = "in tiles" if tiled else "row by row"
-            yield Case("encode", cache_type, head_dim, form, _ENCODE_LIMIT, _encode(reading, codec, False, tiled))
-            yield Case("decode", cache_type, head_dim, form, _DECODE_LIMIT, _decode(reading, codec, tiled))
+            yield Case("encode", cache_type, head_dim, form, _ENCODE_LIMIT, _encode(backend, codec, False, tiled))
+            yield Case("decode", cache_type, head_dim, form, _DECODE_LIMIT, _decode(backend, codec, tiled))
 
 
 def attention_cases(
-    reading: Reading, head_dim: int, type_k: str, type_v: str, shapes: tuple[Shape, ...] = SHAPES
+    backend: Backend, head_dim: int, type_k: str, type_v: str, shapes: tuple[Shape, ...] = SHAPES
 ) -> Iterator[Case]:
     """Steps of attention over K and V of these types; none where the head size does not allow them."""
     k, v = _codec(type_k, head_dim, "k"), _codec(type_v, head_dim, "v")
@@ -153,29 +152,29 @@ def attention_cases(
         return
     for shape in shapes:
         limit = _ATTENTION_LIMITS[shape.dtype]
-        compare = _attention(reading, k, v, shape)
+        compare = _attention(backend, k, v, shape)
         yield Case("attention", f"{type_k}/{type_v}", head_dim, shape.name, limit, compare)
 
 
-def batch_cases(reading: Reading, head_dim: int, type_k: str, type_v: str) -> Iterator[Case]:
-    """A step of several sequences at once; none where a reading answers them one by one."""
+def batch_cases(backend: Backend, head_dim: int, type_k: str, type_v: str) -> Iterator[Case]:
+    """A step of several sequences at once; none where a backend answers them one by one."""
     k, v = _codec(type_k, head_dim, "k"), _codec(type_v, head_dim, "v")
-    if k is not None and v is not None and reading.takes_batches(k, v, _BATCH[0].n_rows):
+    if k is not None and v is not None and backend.answers_batches(k, v, _BATCH[0].n_rows):
         limit = _ATTENTION_LIMITS[_BATCH[0].dtype]
-        yield Case("attention", f"{type_k}/{type_v}", head_dim, "a batch", limit, _batch(reading, k, v))
+        yield Case("attention", f"{type_k}/{type_v}", head_dim, "a batch", limit, _batch(backend, k, v))
 
 
-def compiled_cases(reading: Reading, head_dim: int, type_k: str, type_v: str) -> Iterator[Case]:
-    """A step of one row that is compiled for whole pages; none where a reading does not compile steps."""
+def compiled_cases(backend: Backend, head_dim: int, type_k: str, type_v: str) -> Iterator[Case]:
+    """A step of one row that is compiled for whole pages; none where a backend does not compile steps."""
     k, v = _codec(type_k, head_dim, "k"), _codec(type_v, head_dim, "v")
-    if k is not None and v is not None and reading.compiles(k, v):
-        compare, limit = _compiled(reading, k, v), _ATTENTION_LIMITS[_COMPILED.dtype]
+    if k is not None and v is not None and backend.compiles(k, v):
+        compare, limit = _compiled(backend, k, v), _ATTENTION_LIMITS[_COMPILED.dtype]
         yield Case("attention", f"{type_k}/{type_v}", head_dim, _COMPILED.name, limit, compare)
 
 
-def _forms(reading: Reading, codec: Codec) -> tuple[bool, ...]:
-    """Whether codes are held in tiles: never, or, for V, by readings that want it."""
-    return (False, True) if reading.tiles_values(codec) else (False,)
+def _forms(backend: Backend, codec: Codec) -> tuple[bool, ...]:
+    """Whether codes are held in tiles: never, or, for V, by backends that want it."""
+    return (False, True) if backend.tiles_values(codec) else (False,)
 
 
 def _codec(cache_type: str, head_dim: int, side: Side) -> Codec | None:
@@ -205,7 +204,7 @@ def _scale(head_dim: int) -> mx.array:
     return mx.array(np.random.default_rng(3).uniform(0.5, 2, (_N_KV_HEADS, head_dim)).astype(np.float32))
 
 
-def _encode(reading: Reading, codec: Codec, balanced: bool, tiled: bool = False) -> Callable[[], float]:
+def _encode(backend: Backend, codec: Codec, balanced: bool, tiled: bool = False) -> Callable[[], float]:
     def compare() -> float:
         given = _rows(2 * PAGE, codec.head_dim, 1)
         if balanced:  # a row far outside, which the mean leaves out
@@ -213,8 +212,8 @@ def _encode(reading: Reading, codec: Codec, balanced: bool, tiled: bool = False)
             given[:, 40] *= 50
         rows, scale = mx.array(given), _scale(codec.head_dim) if balanced else None
         sides = []
-        for by in (reading, NumpyReading()):
-            in_tiles = tiled and by is reading
+        for by in (backend, NumpyBackend()):
+            in_tiles = tiled and by is backend
             codes, scales, means = by.encode_pages(
                 codec, rows, n_skipped=_N_PREFIX if balanced else 0, centred=balanced, scale=scale, tiled=in_tiles
             )
@@ -226,11 +225,11 @@ def _encode(reading: Reading, codec: Codec, balanced: bool, tiled: bool = False)
     return compare
 
 
-def _decode(reading: Reading, codec: Codec, tiled: bool) -> Callable[[], float]:
+def _decode(backend: Backend, codec: Codec, tiled: bool) -> Callable[[], float]:
     def compare() -> float:
         side = _block_side(codec, 3 * PAGE, 2, balanced=False)
-        found = reading.decode(_tiled(side) if tiled else side, 1, 3)
-        return relative_distance(np.asarray(found), NumpyReading().decode(side, 1, 3))
+        found = backend.arithmetic.decode(_tiled(side) if tiled else side, 1, 3)
+        return relative_distance(np.asarray(found), NumpyBackend().arithmetic.decode(side, 1, 3))
 
     return compare
 
@@ -239,21 +238,21 @@ def _block_side(codec: Codec, n_tokens: int, seed: int, balanced: bool, offset: 
     """A side of made-up rows as a cache would hold it after a step that began at `offset`."""
     rows = mx.array(_rows(n_tokens, codec.head_dim, seed))
     if codec.is_float:
-        return SideView(codec, mx.contiguous(rows.swapaxes(0, 1)).swapaxes(0, 1), 0)
+        return SideView(codec, rows=mx.contiguous(rows.swapaxes(0, 1)).swapaxes(0, 1))
     whole = n_tokens // PAGE * PAGE
     scale = _scale(codec.head_dim) if balanced else None
     codes = scales = means = None
     if whole:
-        codes, scales, means = NumpyReading().encode_pages(
+        codes, scales, means = NumpyBackend().encode_pages(
             codec, rows[:, :whole], n_skipped=_N_PREFIX, centred=balanced, scale=scale
         )
     start = whole if offset is None else offset // PAGE * PAGE
     return SideView(
         codec,
-        rows[:, start:],
-        start,
         codes,
         scales,
+        rows=rows[:, start:],
+        rows_start=start,
         prefix=rows[:, :_N_PREFIX],
         page_means=means,
         channel_scale=scale,
@@ -265,7 +264,7 @@ def _tiled(side: SideView) -> SideView:
     return replace(side, codes=codes, tiled=True)
 
 
-def _attention(reading: Reading, k: Codec, v: Codec, shape: Shape) -> Callable[[], float]:
+def _attention(backend: Backend, k: Codec, v: Codec, shape: Shape) -> Callable[[], float]:
     def compare() -> float:
         n_tokens = shape.offset + shape.n_rows
         sides = (
@@ -277,23 +276,16 @@ def _attention(reading: Reading, k: Codec, v: Codec, shape: Shape) -> Callable[[
         q = mx.array(rng.standard_normal((1, n_heads, shape.n_rows, k.head_dim)).astype(np.float32)).astype(shape.dtype)
         sinks = rng.standard_normal(n_heads).astype(np.float32) if shape.sinks else None
         scale = k.head_dim**-0.5
-        held = sides[0], _tiled(sides[1]) if not v.is_float and reading.tiles_values(v) else sides[1]
-        out = attend(
-            q,
-            *held,
-            offset=shape.offset,
-            scale=scale,
-            reading=reading,
-            window=shape.window,
-            sinks=None if sinks is None else mx.array(sinks),
-        )
+        held = sides[0], _tiled(sides[1]) if not v.is_float and backend.tiles_values(v) else sides[1]
+        query = Query(scale, shape.window, None if sinks is None else mx.array(sinks))
+        out = backend.attend(q, *held, offset=shape.offset, query=query)
         expected = _reference(np.asarray(q[0].astype(mx.float32)), *sides, shape, scale, sinks)
         return relative_distance(np.asarray(out[0].astype(mx.float32)), expected)
 
     return compare
 
 
-def _batch(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
+def _batch(backend: Backend, k: Codec, v: Codec) -> Callable[[], float]:
     def compare() -> float:
         sides, rows, alone = [], [], []
         for shape in _BATCH:
@@ -302,16 +294,16 @@ def _batch(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
                 _block_side(k, n_tokens, 4, balanced=k.block_type.family == "turbo", offset=shape.offset),
                 _block_side(v, n_tokens, 5, balanced=False, offset=shape.offset),
             )
-            held = views[0], _tiled(views[1]) if reading.tiles_values(v) else views[1]
+            held = views[0], _tiled(views[1]) if backend.tiles_values(v) else views[1]
             sides.append((_before(held[0], shape), _before(held[1], shape)))
             rows.append([view.rows[None, :, -shape.n_rows :] for view in views])
             alone.append(views)
         q = np.random.default_rng(7).standard_normal((len(_BATCH), 4 * _N_KV_HEADS, _BATCH[0].n_rows, k.head_dim))
         queries = mx.array(q.astype(np.float32)).astype(_BATCH[0].dtype)
         new_k, new_v = (mx.concatenate([pair[side] for pair in rows]) for side in (0, 1))
-        pool = PagePool(sides, [shape.offset for shape in _BATCH], None, reading)
+        pool = PagePool(sides, [shape.offset for shape in _BATCH], None, backend)
         growth, scale = pool.grow((new_k, new_v), [shape.n_rows for shape in _BATCH]), k.head_dim**-0.5
-        out, _ = reading.answer_batch(queries, growth, scale=scale, window=None, sinks=None)
+        out, _ = backend.append_and_attend(queries, pool.pages, growth, Query(scale))
         expected = [
             _reference(np.asarray(queries[i].astype(mx.float32)), *views, _BATCH[i], scale, None)
             for i, views in enumerate(alone)
@@ -321,28 +313,25 @@ def _batch(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
     return compare
 
 
-def _compiled(reading: Reading, k: Codec, v: Codec) -> Callable[[], float]:
+def _compiled(backend: Backend, k: Codec, v: Codec) -> Callable[[], float]:
     def compare() -> float:
         offset, scale = _COMPILED.offset, k.head_dim**-0.5
-        n_held, window = offset % PAGE, _COMPILED.window
+        n_held, query = offset % PAGE, Query(scale, _COMPILED.window)
         sides = (
             _block_side(k, offset + 1, 4, balanced=k.block_type.family == "turbo"),
             _block_side(v, offset + 1, 5, balanced=False),
         )
-        held = sides[0], _tiled(sides[1]) if reading.tiles_values(v) else sides[1]
+        pages = Pages(sides[0], _tiled(sides[1]) if backend.tiles_values(v) else sides[1])
         q = np.random.default_rng(8).standard_normal((1, _COMPILED.group * _N_KV_HEADS, 1, k.head_dim))
 
-        def step(q: mx.array, tails: list[mx.array], new: list[mx.array], at: mx.array, position: mx.array) -> mx.array:
-            rows = reading.join_in_page((tails[0], tails[1]), (new[0], new[1]), at)
-            views = [view.with_rows(joined) for view, joined in zip(held, rows, strict=True)]
-            return reading.answer_in_page(
-                q, *views, n_pages=2, position=position, scale=scale, window=window, sinks=None
-            )
+        def step(q: mx.array, tails: list[mx.array], new: list[mx.array], position: mx.array) -> mx.array:
+            growth = Growth((tails[0], tails[1]), (new[0], new[1]), (), (1,), position)
+            return backend.append_and_attend(q, pages, growth, query)[0]
 
         queries = mx.array(q.astype(np.float32)).astype(_COMPILED.dtype)
-        tails = [mx.pad(side.rows[:, :-1], [(0, 0), (0, PAGE - n_held), (0, 0)]) for side in sides]
-        positions = (mx.arange(n, n + 8, dtype=mx.int32) for n in (n_held, offset))
-        out = reading.compiled(step)(queries, tails, [side.rows[None, :, -1:] for side in sides], *positions)
+        tails = [mx.pad(side.rows[None, :, :-1], [(0, 0), (0, 0), (0, PAGE - n_held), (0, 0)]) for side in sides]
+        position = mx.arange(offset, offset + 8, dtype=mx.int32)
+        out = backend.compiled(step)(queries, tails, [side.rows[None, :, -1:] for side in sides], position)
         expected = _reference(np.asarray(queries[0].astype(mx.float32)), *sides, _COMPILED, scale, None)
         return relative_distance(np.asarray(out[0].astype(mx.float32)), expected)
 
@@ -355,7 +344,7 @@ def _before(view: SideView, shape: Shape) -> BlockSide:
     codes, scales, means = (
         Plane() if of is None else Plane(of, len(of)) for of in (view.codes, view.scales, view.page_means)
     )
-    side = BlockSide(view.codec, _N_PREFIX, NumpyReading(), 0, codes, scales, view.prefix, tiled=view.tiled)
+    side = BlockSide(view.codec, _N_PREFIX, NumpyBackend(), 0, codes, scales, view.prefix, tiled=view.tiled)
     side.tail = view.rows[:, :n_tail] if n_tail else None
     if view.channel_scale is not None:
         side.means, side.scale = means, ChannelScale(NOT_ROTATED, view.channel_scale)

@@ -14,9 +14,8 @@ from statistics import median
 import mlx.core as mx
 
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.readings import Reading
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.attention.backend import Backend
+from tqgguf.runtime.kv.pages import PAGE, Query, SideView
 
 N_HEADS, N_KV_HEADS, HEAD_DIM = 32, 8, 128
 PAIRS = (("turbo4", "turbo3"), ("turbo4", "turbo4"), ("q8_0", "q8_0"))
@@ -35,13 +34,13 @@ class Speed:
 
 
 def measure(
-    reading: Reading, keys: tuple[int, ...] = GPU_KEYS, pairs: tuple[tuple[str, str], ...] = PAIRS
+    backend: Backend, keys: tuple[int, ...] = GPU_KEYS, pairs: tuple[tuple[str, str], ...] = PAIRS
 ) -> Iterator[Speed]:
     """One query row against that many keys, 32 query and 8 KV heads of 128."""
     for n_keys in keys:
         f16 = _f16_us(n_keys)
         for type_k, type_v in pairs:
-            yield Speed(f"{type_k}/{type_v}", n_keys, _blocks_us(reading, type_k, type_v, n_keys), f16)
+            yield Speed(f"{type_k}/{type_v}", n_keys, _blocks_us(backend, type_k, type_v, n_keys), f16)
 
 
 def random_side(
@@ -60,18 +59,20 @@ def random_side(
     means = mx.random.normal((pages, n_kv_heads, codec.head_dim)).astype(mx.float16) if balanced else None
     scale = mx.random.uniform(0.5, 2, (n_kv_heads, codec.head_dim)) if balanced else None
     mx.eval([a for a in (codes, scales, own, means, scale) if a is not None])
-    return SideView(codec, own, n_keys, codes, scales, page_means=means, channel_scale=scale, tiled=tiled)
+    return SideView(
+        codec, codes, scales, rows=own, rows_start=n_keys, page_means=means, channel_scale=scale, tiled=tiled
+    )
 
 
-def _blocks_us(reading: Reading, type_k: str, type_v: str, n_keys: int) -> float:
+def _blocks_us(backend: Backend, type_k: str, type_v: str, n_keys: int) -> float:
     k, v = (resolve_codec(t, HEAD_DIM, side) for t, side in ((type_k, "k"), (type_v, "v")))
     sides = [
         random_side(k, N_KV_HEADS, n_keys, PAGE // 2, type_k.startswith("turbo")),
-        random_side(v, N_KV_HEADS, n_keys, PAGE // 2, False, reading.tiles_values(v)),
+        random_side(v, N_KV_HEADS, n_keys, PAGE // 2, False, backend.tiles_values(v)),
     ]
 
     def step(q: mx.array) -> mx.array:
-        return attend(q, *sides, offset=n_keys + PAGE // 2 - 1, scale=HEAD_DIM**-0.5, reading=reading)
+        return backend.attend(q, *sides, offset=n_keys + PAGE // 2 - 1, query=Query(HEAD_DIM**-0.5))
 
     return _chained_us(step)
 

@@ -1,4 +1,4 @@
-"""Attention straight from compressed blocks: one algorithm, read by numpy on a CPU and by MLX on a GPU (`readings`).
+"""Attention straight from compressed blocks: one algorithm, computed by numpy or by MLX (`arithmetic`).
 
 A query at position p reads the pages below p // PAGE as blocks and its own page in f16 (float types are the same
 everywhere). The query is rotated once; blocks are decoded into the rotated domain, a few pages at a time and once for
@@ -16,56 +16,51 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from tqgguf.runtime.attention.readings import Reading, Reads
+from tqgguf.runtime.attention.arithmetic import Arithmetic
+from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.kv.block_ops import as_float
-from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, prefix_length
+from tqgguf.runtime.kv.pages import PAGE, Query, SideView, cuts, prefix_length
 
 TILE_PAGES = 8  # pages decoded at a time: 1,024 keys, large enough for the matmul, small enough for the caches
 FLOAT_GROUP_ROWS = 256  # query rows handled together where no page boundary cuts them
 
 
-def attend(
+def attend_tiles(
+    arithmetic: Arithmetic,
     q: mx.array,
     k: SideView,
     v: SideView,
     *,
     offset: int,
-    scale: float,
-    reading: Reading,
-    window: int | None = None,
-    sinks: mx.array | None = None,
-    reads: Reads | None = None,
-    own_from_blocks: bool = False,
+    query: Query,
+    reads: Reads | None,
+    own_from_blocks: bool,
 ) -> mx.array:
-    """Causal attention of `rows` queries at positions offset .. offset + rows - 1.
-
-    q: [1, n_heads, rows, head_dim]; k and v hold every key up to the last query's own. window: a query sees that many
-    keys, its own included. sinks: [n_heads] logits that take part in the softmax and carry no value. reads: counted
-    into. own_from_blocks: queries read their own page as blocks too, where it has been encoded.
-    Returns [1, n_heads, rows, head_dim of v] in q's dtype.
-    """
-    answer = reading.answer(
-        q, k, v, offset=offset, scale=scale, window=window, sinks=sinks, reads=reads, own_from_blocks=own_from_blocks
-    )
-    if answer is not None:
-        return answer
+    """`Backend.attend`."""
     _, n_heads, n_rows, _ = q.shape
     n_kv_heads = k.rows.shape[0]
-    own = _Rows(reading, k, v)
-    queries = reading.load(q[0])[0].reshape(n_kv_heads, n_heads // n_kv_heads, n_rows, -1)
-    plain, coded = queries * scale, _coded_query(reading, k, queries) * scale
-    logits = None if sinks is None else reading.load(sinks)[0].reshape(n_kv_heads, -1, 1, 1)
+    own = _Rows(arithmetic, k, v)
+    queries = arithmetic.load(q[0])[0].reshape(n_kv_heads, n_heads // n_kv_heads, n_rows, -1)
+    plain, coded = queries * query.scale, _coded_query(arithmetic, k, queries) * query.scale
+    logits = None if query.sinks is None else arithmetic.load(query.sinks)[0].reshape(n_kv_heads, -1, 1, 1)
 
     end = offset + n_rows
     paged = not (k.codec.is_float and v.codec.is_float)
     step = PAGE if paged else FLOAT_GROUP_ROWS
     groups = [
-        _Group(reading, plain[:, :, a - offset : b - offset], coded[:, :, a - offset : b - offset], a, window, logits)
+        _Group(
+            arithmetic,
+            plain[:, :, a - offset : b - offset],
+            coded[:, :, a - offset : b - offset],
+            a,
+            query.window,
+            logits,
+        )
         for a, b in pairwise(cuts(offset, end, step))
     ]
     if paged:
         n_encoded = min(k.end_page, v.end_page) if own_from_blocks else 0
-        _attend_pages(groups, own, reading, k, v, n_encoded)
+        _attend_pages(groups, own, arithmetic, k, v, n_encoded)
     else:
         _attend_rows(groups, own, end)
     if reads is not None:
@@ -73,17 +68,19 @@ def attend(
             reads.count(group.n_plain, False, False)
             reads.count(group.n_coded, not k.codec.is_float, not v.codec.is_float)
     parts = [group.result(v) for group in groups]
-    out = parts[0] if len(parts) == 1 else reading.xp.concatenate(parts, axis=2)
+    out = parts[0] if len(parts) == 1 else arithmetic.xp.concatenate(parts, axis=2)
     return as_float(mx.array(out).reshape(1, n_heads, n_rows, -1), q.dtype)
 
 
-def _coded_query(reading: Reading, k: SideView, queries: Any) -> Any:
+def _coded_query(arithmetic: Arithmetic, k: SideView, queries: Any) -> Any:
     if k.channel_scale is not None:
-        queries = queries / reading.load(k.channel_scale)[0][:, None, None]
-    return reading.rotate(k, queries)
+        queries = queries / arithmetic.load(k.channel_scale)[0][:, None, None]
+    return arithmetic.rotate(k, queries)
 
 
-def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideView, v: SideView, n_encoded: int) -> None:
+def _attend_pages(
+    groups: list[_Group], own: _Rows, arithmetic: Arithmetic, k: SideView, v: SideView, n_encoded: int
+) -> None:
     """Own pages first, then earlier blocks, then the exact prefix. Own pages before n_encoded are read as blocks."""
     n_prefix = prefix_length(k, v)
 
@@ -94,7 +91,7 @@ def _attend_pages(groups: list[_Group], own: _Rows, reading: Reading, k: SideVie
         keys, values = (own.coded(side, lo, hi)[:, skip:] for side in (k, v))
         for group in seen_by:
             group.see(
-                keys, values, lo * PAGE + skip, coded=True, offsets=_page_offsets(reading, k, group, lo, hi, skip)
+                keys, values, lo * PAGE + skip, coded=True, offsets=_page_offsets(arithmetic, k, group, lo, hi, skip)
             )
 
     for group in groups:
@@ -127,26 +124,26 @@ def _attend_rows(groups: list[_Group], own: _Rows, end: int) -> None:
                 group.see(keys, values, lo, coded=False)
 
 
-def _page_offsets(reading: Reading, k: SideView, group: _Group, first: int, last: int, skip: int) -> Any:
+def _page_offsets(arithmetic: Arithmetic, k: SideView, group: _Group, first: int, last: int, skip: int) -> Any:
     """q . mean of each page, repeated over its tokens: [n_kv_heads, rows of the group, tokens]; None without means."""
     if k.page_means is None:
         return None
-    lo, hi = first - k.pages_start, last - k.pages_start
-    means = reading.load(k.page_means[lo:hi].transpose(1, 2, 0))[0]
-    return reading.xp.repeat(reading.matmul(group.plain, means), PAGE, axis=-1)[..., skip:]
+    lo, hi = first - k.first_page, last - k.first_page
+    means = arithmetic.load(k.page_means[lo:hi].transpose(1, 2, 0))[0]
+    return arithmetic.xp.repeat(arithmetic.matmul(group.plain, means), PAGE, axis=-1)[..., skip:]
 
 
 class _Rows:
     """Readings by absolute position, loaded once per step."""
 
-    def __init__(self, reading: Reading, k: SideView, v: SideView) -> None:
-        self.k, self.v, self.reading = k, v, reading
+    def __init__(self, arithmetic: Arithmetic, k: SideView, v: SideView) -> None:
+        self.k, self.v, self.arithmetic = k, v, arithmetic
         self._start = 0
         self._own: list[Any] | None = None
         if not (k.codec.is_float and v.codec.is_float):
             # only the pages that this step touches; a float side beside a block side is sliced like it
             self._start = max(k.rows_start, v.rows_start)
-            self._own = reading.load(*(side.rows[:, self._start - side.rows_start :] for side in (k, v)))
+            self._own = arithmetic.load(*(side.rows[:, self._start - side.rows_start :] for side in (k, v)))
 
     def read(self, lo: int, hi: int) -> tuple[Any, Any]:
         """Rows lo .. hi - 1 of K and V in original axes."""
@@ -154,20 +151,20 @@ class _Rows:
             keys, values = (rows[:, lo - self._start : hi - self._start] for rows in self._own)
         else:
             sides = (side.rows[:, lo - side.rows_start : hi - side.rows_start] for side in (self.k, self.v))
-            keys, values = self.reading.load(*sides)
+            keys, values = self.arithmetic.load(*sides)
         return keys, values
 
     def read_prefix(self, n: int) -> tuple[Any, Any]:
         """The exact prefix of K and V."""
         sides = (side.rows[:, :n] if side.prefix is None else side.prefix for side in (self.k, self.v))
-        keys, values = self.reading.load(*sides)
+        keys, values = self.arithmetic.load(*sides)
         return keys, values
 
     def coded(self, side: SideView, first: int, last: int) -> Any:
         """Pages first .. last - 1 of a side as attention reads them; a float side has its plain rows."""
         if side.codec.is_float:
-            return self.reading.load(side.rows[:, first * PAGE - side.rows_start : last * PAGE - side.rows_start])[0]
-        return self.reading.decode(side, first, last)
+            return self.arithmetic.load(side.rows[:, first * PAGE - side.rows_start : last * PAGE - side.rows_start])[0]
+        return self.arithmetic.decode(side, first, last)
 
 
 class _Group:
@@ -177,10 +174,12 @@ class _Group:
     them.
     """
 
-    def __init__(self, reading: Reading, plain: Any, coded: Any, first: int, window: int | None, sinks: Any) -> None:
+    def __init__(
+        self, arithmetic: Arithmetic, plain: Any, coded: Any, first: int, window: int | None, sinks: Any
+    ) -> None:
         h, g, r, d = plain.shape
-        self.reading, self.first, self.end, self.window = reading, first, first + r, window
-        xp = reading.xp
+        self.arithmetic, self.first, self.end, self.window = arithmetic, first, first + r, window
+        xp = arithmetic.xp
         self.shape = (h, g, r)
         self.plain, self.coded = (x.reshape(h, g * r, d) for x in (plain, coded))
         self.sum: Any = 0.0
@@ -197,8 +196,8 @@ class _Group:
 
     def see(self, keys: Any, values: Any, lo: int, *, coded: bool, offsets: Any = None) -> None:
         """Take keys and values [n_kv_heads, tokens, head_dim] at positions from `lo` into the softmax."""
-        xp = self.reading.xp
-        scores = self.reading.matmul(self.coded if coded else self.plain, keys.swapaxes(-1, -2))
+        xp = self.arithmetic.xp
+        scores = self.arithmetic.matmul(self.coded if coded else self.plain, keys.swapaxes(-1, -2))
         if offsets is not None:
             scores = scores + offsets
         hidden = self._hidden(lo, keys.shape[1])
@@ -220,7 +219,7 @@ class _Group:
             self.values = {domain: x * decay for domain, x in self.values.items()}
         self.maximum = maximum
         self.sum = self.sum + weights.sum(axis=-1, keepdims=True)
-        gained = self.reading.matmul(weights, values)
+        gained = self.arithmetic.matmul(weights, values)
         self.values[coded] = gained if coded not in self.values else self.values[coded] + gained
 
     def _hidden(self, lo: int, n: int) -> Any:
@@ -237,5 +236,5 @@ class _Group:
         """[n_kv_heads, heads per KV head, rows, head_dim of v]."""
         total = self.values.get(False, 0.0)
         if True in self.values:
-            total = total + self.reading.unrotate(v, self.values[True])
+            total = total + self.arithmetic.unrotate(v, self.values[True])
         return (total / self.sum).reshape(*self.shape, -1)

@@ -9,151 +9,27 @@ Every other use is a fallback: counted, and an error under strict.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
 
-from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.readings import Reading, Reads
-from tqgguf.runtime.kv.balance import ChannelScale
-from tqgguf.runtime.kv.side_view import SideView
-from tqgguf.runtime.kv.sides import Growth, Waiting
+from tqgguf.runtime.attention.steps import Step
 
 _MODELS = "mlx_lm.models"
 _original = base.scaled_dot_product_attention
-
-
-@dataclass
-class Usage:
-    """What attention read, for all layers of one prompt cache.
-
-    unattended: layers from whose last step nobody has attended (yet). observer: called with every step that is attended
-    from, its queries [1, n_heads, rows, head_dim] and their scale.
-    """
-
-    strict: bool = False
-    reads: Reads = field(default_factory=Reads)
-    by_fallback: int = 0
-    unattended: set[int] = field(default_factory=set)
-    observer: Callable[[Step, mx.array, float], None] | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Step:
-    """One update of a layer's cache: its sides as attention may read them, and where its rows stand.
-
-    Nobody changes one; frozen, it would take four times as long to make, for every layer and token.
-    """
-
-    k: SideView
-    v: SideView
-    layer: int
-    offset: int
-    n_rows: int
-    window: int | None
-    reading: Reading
-    usage: Usage
-    own_from_blocks: bool = False
-    scale: ChannelScale | None = None
-    """Counts the queries, while it is open."""
-    waiting: Waiting | None = None
-    """Has what is read of K, instead of `k`, where pages were not encoded before the queries are known."""
-    growth: Growth | None = None
-    """Has the step's rows, which are not among those of `k` and `v`, where attention is to join them."""
-
-    def open(self) -> None:
-        """Count the step as a fallback until somebody attends from it."""
-        if self.usage.strict and self.layer in self.usage.unattended:
-            raise self.refusal("the model computes attention by itself")
-        self.usage.unattended.add(self.layer)
-        self.usage.by_fallback += self._n_reads
-
-    def attend(self, q: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
-        """Attention of q [1, n_heads, rows, head_dim] from the blocks. RequestError: queries of another shape."""
-        self.check_queries(q, sinks)
-        self.usage.unattended.discard(self.layer)
-        self.usage.by_fallback -= self._n_reads
-        if self.scale is not None:
-            self.scale.observe(q[0], self.offset, self.k.rows.shape[0])
-        if self.usage.observer is not None:
-            self.usage.observer(self, q, scale)
-        window = window if self.window is None else self.window
-        k, v = self.k if self.waiting is None else self.waiting.view(), self.v
-        growth = self.growth
-        if growth is not None and growth.rows is None:
-            answer = self.reading.answer_late(
-                q,
-                k,
-                v,
-                growth.new,
-                offset=self.offset,
-                scale=scale,
-                window=window,
-                sinks=sinks,
-                reads=self.usage.reads,
-            )
-            if answer is not None:
-                growth.take(answer[1:])
-                return answer[0]
-        if growth is not None:
-            k, v = (view.with_rows(rows) for view, rows in zip((k, v), growth.join(), strict=True))
-        return attend(
-            q,
-            k,
-            v,
-            offset=self.offset,
-            scale=scale,
-            reading=self.reading,
-            window=window,
-            sinks=sinks,
-            reads=self.usage.reads,
-            own_from_blocks=self.own_from_blocks,
-        )
-
-    def check_queries(self, q: mx.array, sinks: mx.array | None) -> None:
-        """RequestError for queries that do not belong to the step's keys: what reads them in C checks nothing."""
-        n_kv_heads, _, head_dim = self.k.rows.shape
-        batch, n_heads, n_rows, width = q.shape if q.ndim == 4 else (0, 0, 0, 0)
-        if batch != 1 or n_heads < 1 or n_heads % n_kv_heads or n_rows != self.n_rows or width != head_dim:
-            raise RequestError(
-                f"layer {self.layer}: expected queries [1, a multiple of {n_kv_heads}, {self.n_rows}, {head_dim}], "
-                f"found {list(q.shape)}"
-            )
-        if sinks is not None and sinks.shape != (n_heads,):
-            raise RequestError(f"layer {self.layer}: expected {n_heads} sink logits, found {list(sinks.shape)}")
-
-    def refusal(self, reason: str) -> RequestError:
-        return refusal(self.layer, reason)
-
-    @property
-    def _n_reads(self) -> int:
-        return n_reads(self.offset, self.n_rows, self.window)
-
-
-def n_reads(offset: int, n_rows: int, window: int | None) -> int:
-    """Keys that queries at positions from `offset` on see, in all."""
-    end = offset + n_rows
-    if window is None:
-        return (offset + 1 + end) * n_rows // 2
-    return sum(min(n, window) for n in range(offset + 1, end + 1))
-
-
-def refusal(layer: int, reason: str) -> RequestError:
-    """What strict caches say of keys that nobody would read from their blocks."""
-    return RequestError(
-        f"layer {layer}: keys would be read by fallback instead of from their blocks ({reason}); "
-        "leave --strict-kv out to allow it"
-    )
 
 
 class LazyKV(mx.array):
     """Dequantised keys or values [1, n_kv_heads, tokens, head_dim] with the step that made them."""
 
     step: Step
+
+    @classmethod
+    def of(cls, rows: mx.array, step: Step) -> LazyKV:
+        lazy = cls(rows)
+        lazy.step = step
+        return lazy
 
 
 class CausalMask(mx.array):

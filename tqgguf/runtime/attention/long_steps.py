@@ -18,7 +18,7 @@ from tqgguf.runtime.attention.partial import MOST_HEAD_DIM, PartialAttention, be
 from tqgguf.runtime.kernels.join_parts import MOST_LEVELS, Part, StepParts, join_parts
 from tqgguf.runtime.kernels.launch import Launcher
 from tqgguf.runtime.kernels.pages import decode_rows
-from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, first_read_page
+from tqgguf.runtime.kv.pages import PAGE, Query, SideView, cuts, first_read_page
 from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 WORKSPACE_BYTES = 1 << 30
@@ -58,22 +58,20 @@ class LongSteps:
         v: SideView,
         *,
         offset: int,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
+        query: Query,
     ) -> mx.array:
-        """`attend.attend` of rows at positions from offset on: as many of them at a time as parts are joined for, or
+        """`Backend.attend` of rows at positions from offset on: as many of them at a time as parts are joined for, or
         as the mask has room for, and as many KV heads as the workspace holds."""
         n_kv_heads, end = k.rows.shape[0], offset + q.shape[2]
         group = q.shape[1] // n_kv_heads
-        start = PAGE * first_read_page(k, v, offset, window)
-        by_parts = self._takes_parts(k, v, end - start, window)
+        start = PAGE * first_read_page(k, v, offset, query.window)
+        by_parts = self._takes_parts(k, v, end - start, query.window)
         rows_at_once = PAGE << MOST_LEVELS if by_parts else self._rows_of_a_mask(2 * end - start)
         _wait_for_others(q, n_kv_heads * _bytes_of_a_head(k, v, start, offset, end) + _OF_THE_QUERIES * q.nbytes)
         parts, first_page = [], offset // PAGE * PAGE
         for after, before in pairwise(cuts(offset - first_page, end - first_page, rows_at_once)):
             lo, hi = first_page + after, first_page + before
-            start = PAGE * first_read_page(k, v, lo, window)
+            start = PAGE * first_read_page(k, v, lo, query.window)
             in_parts = by_parts and hi - lo // PAGE * PAGE > PAGE
             attend_heads = self._attend_in_parts if in_parts else self._attend_masked
             at_once = max(1, min(n_kv_heads, self.workspace_bytes // _bytes_of_a_head(k, v, start, lo, hi)))
@@ -82,9 +80,8 @@ class LongSteps:
                 heads = first, min(first + at_once, n_kv_heads)
                 some = slice(first * group, heads[1] * group)
                 rows = q[:, some, lo - offset : hi - offset]
-                of_heads = None if sinks is None else sinks[some]
                 with on_its_stream() if in_parts else nullcontext():
-                    outs.append(attend_heads(rows, k, v, heads, (start, lo), scale, window, of_heads))
+                    outs.append(attend_heads(rows, k, v, heads, (start, lo), query.of_heads(some)))
             parts.append(outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
@@ -107,9 +104,7 @@ class LongSteps:
         v: SideView,
         heads: tuple[int, int],
         positions: tuple[int, int],
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
+        query: Query,
     ) -> mx.array:
         """Rows of several pages: each page over itself, over the step's pages before it, and over those before the
         step.
@@ -129,7 +124,7 @@ class LongSteps:
         assert partial is not None
 
         def attended(rows: mx.array, keys: list[mx.array], causal: bool = False) -> Part:
-            return partial(rows, *keys, scale=scale, causal=causal)
+            return partial(rows, *keys, scale=query.scale, causal=causal)
 
         near = [
             self._both_forms(side, heads, own_start, coded_end, (own_start, hi), dtype, own_end - hi) for side in (k, v)
@@ -153,7 +148,7 @@ class LongSteps:
             self.launcher,
             StepParts(own, pieces, rest, levels),
             (lo - own_start, hi - own_start),
-            None if sinks is None else sinks.astype(mx.float32),
+            None if query.sinks is None else query.sinks.astype(mx.float32),
             out_type,
         )
 
@@ -164,9 +159,7 @@ class LongSteps:
         v: SideView,
         heads: tuple[int, int],
         positions: tuple[int, int],
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
+        query: Query,
     ) -> mx.array:
         """Rows by one call: pages up to the last row's own as blocks, then the rows' own pages in f16. A mask as an
         array only where rows lie in several pages, or where the window hides keys."""
@@ -178,11 +171,12 @@ class LongSteps:
             _key_runs(self._both_forms(side, heads, start, coded_end, (own_start, hi), dtype), 1) for side in (k, v)
         )
         if coded_end == own_start:
-            mask = causal_mask(start, lo, hi, window)
+            mask = causal_mask(start, lo, hi, query.window)
         else:
-            mask = _own_page_mask(start, lo, hi, window, dtype)
+            mask = _own_page_mask(start, lo, hi, query.window, dtype)
+        sinks = None if query.sinks is None else query.sinks.astype(dtype)
         out = mx.fast.scaled_dot_product_attention(
-            q.astype(dtype), keys, values, scale=scale, mask=mask, sinks=None if sinks is None else sinks.astype(dtype)
+            q.astype(dtype), keys, values, scale=query.scale, mask=mask, sinks=sinks
         )
         return out.astype(q.dtype)
 

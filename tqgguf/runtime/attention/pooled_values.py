@@ -10,34 +10,32 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from tqgguf.runtime.attention.readings import Reading
-from tqgguf.runtime.kernels.batch_attention import BatchPages
-from tqgguf.runtime.kv.page_pool import PoolGrowth
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.attention.backend import Backend
+from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, SidePages
 from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 
 def pooled_values(
-    reading: Reading, growth: PoolGrowth, side: int, first_pages: Sequence[int], dtype: mx.Dtype
+    backend: Backend, pages: Pages, growth: Growth, side: int, first_pages: Sequence[int], dtype: mx.Dtype
 ) -> mx.array:
     """K (side 0) or V of a step: [sequences, n_kv_heads, columns, head_dim], lazily.
 
     Of each sequence the rows from its first page in `first_pages` on, so that all end in the same column before the
     step's own; columns before its first row hold anything finite.
     """
-    pages, tails, new = growth.pages, growth.tails[side], growth.new[side].astype(dtype)
+    tails, new = growth.tails[side], growth.new[side].astype(dtype)
     key = "values", side, dtype, tuple(first_pages)
     blocks = pages.kept.get(key)
     if blocks is None:
-        blocks = pages.kept[key] = _blocks(reading, pages, side, growth.offsets, first_pages, tails.shape, dtype)
+        blocks = pages.kept[key] = _blocks(backend, pages, side, growth.offsets, first_pages, tails.shape, dtype)
     n_held = tuple(offset - PAGE * first for offset, first in zip(growth.offsets, first_pages, strict=True))
     rows = mx.concatenate([blocks, tails.astype(dtype), new], axis=2)
     return mx.take_along_axis(rows, _places(n_held, blocks.shape[2], new.shape[2]), axis=2)
 
 
 def _blocks(
-    reading: Reading,
-    pages: BatchPages,
+    backend: Backend,
+    pages: Pages,
     side: int,
     offsets: Sequence[int],
     first_pages: Sequence[int],
@@ -46,6 +44,7 @@ def _blocks(
 ) -> mx.array:
     """Whole pages of all, [sequences, n_kv_heads, rows of the longest, head_dim]."""
     of, (_, n_heads, _, head_dim) = pages.k if side == 0 else pages.v, shape
+    assert pages.slots is not None
     decoded = []
     for i, (offset, first) in enumerate(zip(offsets, first_pages, strict=True)):
         end = offset // PAGE
@@ -53,19 +52,18 @@ def _blocks(
             decoded.append(mx.zeros((1, n_heads, 0, head_dim), dtype=dtype))
             continue
         at = mx.array(list(pages.slots[i][first:end]), dtype=mx.int32)
-        view = SideView(
+        own = SidePages(
             of.codec,
-            mx.zeros((n_heads, 0, head_dim), dtype=mx.float16),
-            end * PAGE,
             of.codes[at],
             of.scales[at],
             first,
+            end,
             prefix=of.prefix[i] if of.prefix is not None and first == 0 else None,
             page_means=None if of.page_means is None else of.page_means[at],
             channel_scale=None if of.channel_scale is None else of.channel_scale[i],
             tiled=of.tiled,
         )
-        decoded.append(reading.dequantise_pages(view, end * PAGE, dtype))
+        decoded.append(backend.dequantise_pages(own, first, dtype))
     longest = max(rows.shape[2] for rows in decoded)
     return mx.concatenate([mx.pad(x, [(0, 0), (0, 0), (0, longest - x.shape[2]), (0, 0)]) for x in decoded])
 

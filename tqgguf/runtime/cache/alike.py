@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tqgguf.formats.errors import RequestError
-
-if TYPE_CHECKING:
-    from tqgguf.runtime.cache.kv_cache import BlockKVCache
+from tqgguf.runtime.cache.sequence_cache import SequenceCache
 
 
-def check_alike(caches: Sequence[BlockKVCache], shapes: Sequence[tuple[int, ...]]) -> None:
+def check_alike(caches: Sequence[SequenceCache], shapes: Sequence[tuple[int, ...]]) -> None:
     """shapes: `shape_of` those that hold tokens."""
     settings = {cache.settings for cache in caches}
     if len(settings) != 1:
@@ -27,7 +24,7 @@ def check_alike(caches: Sequence[BlockKVCache], shapes: Sequence[tuple[int, ...]
         )
 
 
-def shape_of(cache: BlockKVCache) -> tuple[int, ...] | None:
+def shape_of(cache: SequenceCache) -> tuple[int, ...] | None:
     """KV heads and head size of K and of V; None while there are no tokens."""
     sides = cache.sides
     return None if sides is None else tuple(n for side in sides for n in (side.n_heads or 0, side.codec.head_dim))

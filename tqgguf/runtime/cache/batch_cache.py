@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -20,27 +20,26 @@ from mlx_lm.models.cache import _BaseCache
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.batch_step import BatchStep, Columns, PooledStep
+from tqgguf.runtime.attention.backend import Backend
 from tqgguf.runtime.attention.pooled_values import pooled_values
-from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.attention.reads import Usage, n_reads
+from tqgguf.runtime.attention.steps import BatchStep, Columns, PooledStep
 from tqgguf.runtime.cache.alike import check_alike, shape_of
+from tqgguf.runtime.cache.sequence_cache import SequenceCache
 from tqgguf.runtime.kv.page_pool import PagePool
+from tqgguf.runtime.kv.pages import PAGE, ROLLBACK_TOKENS, cuts
 from tqgguf.runtime.kv.settings import is_whole
-from tqgguf.runtime.kv.side_view import PAGE, ROLLBACK_TOKENS, cuts
-
-if TYPE_CHECKING:
-    from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 
 @dataclass
 class _Member:
     """A sequence of a batch. cache: its own, which counts for itself. usage: of the cache that it came from."""
 
-    cache: BlockKVCache
-    usage: hook.Usage
+    cache: SequenceCache
+    usage: Usage
 
     @classmethod
-    def of(cls, cache: BlockKVCache) -> _Member:
+    def of(cls, cache: SequenceCache) -> _Member:
         copy = cache.copy()
         copy.usage = replace(cache.usage, by_fallback=0, unattended=set())
         return cls(copy, cache.usage)
@@ -56,7 +55,7 @@ class _Member:
         for first, end in pairwise(cuts(lo, attended)):
             cache.usage.reads.count_page(first, end, k.codec, v.codec, cache.window, k.n_prefix)
         if attended < cache.offset:
-            cache.usage.by_fallback += hook.n_reads(attended, cache.offset - attended, cache.window)
+            cache.usage.by_fallback += n_reads(attended, cache.offset - attended, cache.window)
             cache.usage.unattended.add(cache.layer)
 
 
@@ -66,7 +65,7 @@ class BatchBlockKVCache(_BaseCache):
     RequestError: caches of different layers, types or windows.
     """
 
-    def __init__(self, caches: Sequence[BlockKVCache]) -> None:
+    def __init__(self, caches: Sequence[SequenceCache]) -> None:
         check_alike(caches, [shape for cache in caches if (shape := shape_of(cache)) is not None])
         self._members = [_Member.of(cache) for cache in caches]
         self._layer, self._window = caches[0].layer, caches[0].window
@@ -175,15 +174,16 @@ class BatchBlockKVCache(_BaseCache):
                 else None
                 for i, (member, (lo, hi)) in enumerate(zip(grown, columns, strict=True))
             ]
-            steps = [None if part is None else part[0].step for part in parts]
-            step = BatchStep(steps, columns, n_columns, self._layer, self._members[0].cache.usage)
+            steps: list[Any] = [None if part is None else part[0].step for part in parts]
+            first = self._members[0].cache
+            step = BatchStep(self._layer, n_columns, self._window, first.backend, first.usage, steps, columns)
             fetched = []
             for side, new in enumerate((keys, values)):
                 aligned = [
                     _aligned(None if part is None else part[side], new, most + n_columns, at)
                     for part, at in zip(parts, left, strict=True)
                 ]
-                fetched.append(_lazy(mx.concatenate(aligned), step))
+                fetched.append(hook.LazyKV.of(mx.concatenate(aligned), step))
         except BaseException:
             for usage, (by_fallback, unattended) in zip(usages, counted, strict=True):
                 usage.by_fallback, usage.unattended = by_fallback, unattended
@@ -195,23 +195,24 @@ class BatchBlockKVCache(_BaseCache):
         self, keys: mx.array, values: mx.array, columns: Sequence[Columns]
     ) -> tuple[hook.LazyKV, hook.LazyKV] | None:
         """`update_and_fetch` for all at once, or None: the rows must go sequence by sequence."""
-        n_own, reading = [hi - lo for lo, hi in columns], self._members[0].cache.reading
+        n_own, backend = [hi - lo for lo, hi in columns], self._members[0].cache.backend
         if any(self._left) or (self._last is not None and not self._last.is_attended):
             return None
-        pool = self._pool or self._enter_pool(reading, keys.shape[2])
+        pool = self._pool or self._enter_pool(backend, keys.shape[2])
         if pool is None or not pool.can_grow(n_own) or not pool.fits((keys, values)):
             return None
-        if not reading.takes_batches(pool.kinds[0].codec, pool.kinds[1].codec, keys.shape[2]):
+        if not backend.answers_batches(pool.kinds[0].codec, pool.kinds[1].codec, keys.shape[2]):
             return None
         self._last = None  # it holds planes, which would be copied when they are written
         pool.settle()
         usage, n_columns = self._members[0].cache.usage, keys.shape[2]
         try:
-            growth = pool.grow((keys, values), n_own)
-            step = PooledStep(pool, growth, n_columns, self._layer, self._window, reading, usage)
+            pages, growth = pool.pages, pool.grow((keys, values), n_own)
+            step = PooledStep(self._layer, n_columns, self._window, backend, usage, pool, pages, growth)
             firsts = [(member.cache.offset - member.cache.n_visible) // PAGE for member in self._members]
             k, v = (
-                _lazy(pooled_values(reading, growth, side, firsts, growth.new[side].dtype), step) for side in (0, 1)
+                hook.LazyKV.of(pooled_values(backend, pages, growth, side, firsts, growth.new[side].dtype), step)
+                for side in (0, 1)
             )
             self._follow(pool)
             self.__dict__.update(_last=step, **self._taken(columns, n_columns))
@@ -225,19 +226,19 @@ class BatchBlockKVCache(_BaseCache):
         for member, offset in zip(self._members, pool.offsets, strict=True):
             member.cache.offset = offset
 
-    def _enter_pool(self, reading: Reading, n_rows: int) -> PagePool | None:
+    def _enter_pool(self, backend: Backend, n_rows: int) -> PagePool | None:
         """Move the sequences into a pool, if that can be done."""
         caches = [member.cache for member in self._members]
         sides = [cache.poolable_sides for cache in caches]
         pairs = [of for of in sides if of is not None]
         if len(pairs) < len(sides) or len({(k.codec, v.codec, k.n_heads, v.n_heads) for k, v in pairs}) > 1:
             return None
-        if not reading.takes_batches(pairs[0][0].codec, pairs[0][1].codec, n_rows):
+        if not backend.answers_batches(pairs[0][0].codec, pairs[0][1].codec, n_rows):
             return None
         window = None if any(cache.keeps_pages for cache in caches) else self._window
         self._counted = [cache.offset for cache in caches]
         n_back = ROLLBACK_TOKENS if caches[0].settings.rolls_back else 0
-        self._pool = PagePool(pairs, self._counted, window, reading, n_back)
+        self._pool = PagePool(pairs, self._counted, window, backend, n_back)
         for member in self._members:
             member.cache.sides = None
         return self._pool
@@ -316,7 +317,7 @@ class BatchBlockKVCache(_BaseCache):
             return [(*k.shape[1::2], *v.shape[1::2])]
         return [shape for member in self._members if (shape := shape_of(member.cache)) is not None]
 
-    def extract(self, idx: int) -> BlockKVCache:
+    def extract(self, idx: int) -> SequenceCache:
         """The cache of one sequence, as it would be had it run alone."""
         member = self._members[idx]
         self._count()
@@ -382,12 +383,6 @@ def _entries(given: Any) -> list[Any]:
 def _int32(numbers: tuple[int, ...]) -> mx.array:
     """Layers share the numbers of a step."""
     return mx.array(numbers, dtype=mx.int32)
-
-
-def _lazy(rows: mx.array, step: BatchStep | PooledStep) -> hook.LazyKV:
-    lazy = hook.LazyKV(rows)
-    lazy.step = step  # type: ignore[assignment]  # it stands for one
-    return lazy
 
 
 def _aligned(rows: mx.array | None, new: mx.array, width: int, left: int) -> mx.array:

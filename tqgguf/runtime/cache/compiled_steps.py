@@ -11,22 +11,21 @@ Knows nothing of what a model is beyond a function of tokens and caches.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError, words_of
-from tqgguf.runtime.attention.hook import CausalMask, LazyKV, Step, Usage
-from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.attention.backend import Backend
+from tqgguf.runtime.attention.hook import CausalMask, LazyKV
+from tqgguf.runtime.attention.reads import Usage
+from tqgguf.runtime.attention.steps import Step
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kernels.launch import position_array
-from tqgguf.runtime.kv.lent_tails import LentTails
-from tqgguf.runtime.kv.side_view import PAGE, SideView
-from tqgguf.runtime.kv.sides import BlockSide
+from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Pair, SideForm
 
 Evaluate = Callable[[mx.array, list[Any]], mx.array]
 """Tokens int32 [1, 1] and a cache for each layer to whatever a step is wanted for, lazily."""
@@ -95,106 +94,75 @@ def _obstacle(cache: Any) -> str | None:
     if not cache.settings.has_tail:
         return "a cache has no tail"
     sides = cache.sides
-    if sides is not None and not cache.reading.compiles(sides[0].codec, sides[1].codec):
+    if sides is not None and not cache.backend.compiles(sides[0].codec, sides[1].codec):
         return f"this backend does not compile steps of {sides[0].codec.cache_type}/{sides[1].codec.cache_type}"
     return None
 
 
 @dataclass(frozen=True)
-class _SideForm:
-    """What a graph has of a side in itself; the rest are arrays that it is called with."""
-
-    codec: Codec
-    first_page: int
-    tiled: bool
-    centred: bool
-    n_prefix: int
-    scaled: bool
-
-    @classmethod
-    def of(cls, side: BlockSide) -> _SideForm:
-        n_prefix = 0 if side.prefix is None else side.prefix.shape[1]
-        scaled = side.channel_scale is not None
-        return cls(side.codec, side.first_page, side.tiled, side.means is not None, n_prefix, scaled)
-
-    def view(self, tail: mx.array, arrays: Iterator[mx.array]) -> SideView:
-        """By the next of the arrays that `_arrays_of` gave."""
-        codes, scales = next(arrays), next(arrays)
-        prefix = next(arrays) if self.n_prefix else None
-        means = next(arrays) if self.centred else None
-        scale = next(arrays) if self.scaled else None
-        return SideView(self.codec, tail, 0, codes, scales, self.first_page, prefix, means, scale, self.tiled)
-
-
-def _arrays_of(side: BlockSide) -> list[mx.array]:
-    means = None if side.means is None else side.means.array
-    given = (side.codes.array, side.scales.array, side.prefix, means, side.channel_scale)
-    return [array for array in given if array is not None]
-
-
-@dataclass(frozen=True)
 class _Form:
-    """What a graph has of a layer's cache in itself."""
+    """What a graph has of a layer's cache in itself; the rest are arrays that it is called with."""
 
-    reading: Reading
+    backend: Backend
     layer: int
     window: int | None
     n_kv_heads: int
-    sides: tuple[_SideForm, _SideForm]
+    sides: tuple[SideForm, SideForm]
 
-    @property
-    def n_prefix(self) -> int:
-        return max(side.n_prefix for side in self.sides)
-
-    def n_shares(self, group_size: int, n_pages: int) -> int:
-        k, v = (side.codec for side in self.sides)
-        return self.reading.n_shares(k, v, self.n_kv_heads, group_size, n_pages)
+    def pages(self, end_page: int, arrays: list[mx.array]) -> Pages:
+        left = iter(arrays)
+        k, v = (side.pages(end_page, left) for side in self.sides)
+        return Pages(k, v)
 
 
 class _Layer:
-    """A layer's cache as a page of steps begins; page 0 is full."""
+    """A layer's cache as a page of steps begins; page 0 is full. Keeps nothing of it alive."""
 
     def __init__(self, cache: BlockKVCache) -> None:
-        sides = cache.sides
-        assert sides is not None
-        k, v = sides
-        assert isinstance(k, BlockSide) and isinstance(v, BlockSide)
-        forms = _SideForm.of(k), _SideForm.of(v)
-        self._cache = weakref.ref(cache)
-        self.form = _Form(cache.reading, cache.layer, cache.window, k.n_heads or 0, forms)
-        page = cache.offset // PAGE
-        self.n_pages = page - max(k.first_page, v.first_page, cache.first_needed(page * PAGE))
-        self._made: LentTails | None = LentTails((k, v), [*_arrays_of(k), *_arrays_of(v)])
-        self._tails = weakref.ref(self._made)
+        pages = cache.pages
+        self._cache, self._pages = weakref.ref(cache), weakref.ref(pages)
+        sides = pages.k.form, pages.v.form
+        self.form = _Form(cache.backend, cache.layer, cache.window, cache.tails[0].shape[1], sides)
 
     def is_of(self, cache: BlockKVCache, offset: int) -> bool:
         """Whether the cache is as the last step left it."""
-        held, tails = self._cache() is cache and cache.offset == offset, self._tails()
-        return held and tails is not None and cache.has_lent(tails) and not cache.is_watched
+        pages = self._pages()
+        if self._cache() is not cache or cache.offset != offset or pages is None:
+            return False
+        return cache.has_pages(pages) and not cache.is_watched
 
     @property
-    def tails(self) -> LentTails:
-        tails = self._tails()
-        assert tails is not None
-        return tails
-
-    def take(self, rows: tuple[mx.array, mx.array], offset: int, window: int | None) -> None:
-        """Make the rows of a step at `offset` the cache's, and its tails its own: nothing is kept alive from here."""
-        cache, tails, (k, v) = self._cache(), self.tails, self.form.sides
+    def cache(self) -> BlockKVCache:
+        cache = self._cache()
         assert cache is not None
-        tails.take(rows, offset % PAGE + 1)
-        cache.lend(tails)
-        cache.offset, self._made = offset + 1, None
-        cache.usage.reads.count_page(offset, offset + 1, k.codec, v.codec, window, self.form.n_prefix)
+        return cache
+
+    @property
+    def pages(self) -> Pages:
+        pages = self._pages()
+        assert pages is not None
+        return pages
+
+    def n_shares(self, seen: _Seen) -> int:
+        return self.form.backend.n_shares(self.pages, self.form.n_kv_heads, seen.group_size, seen.window)
+
+    def take(self, tails: Pair, window: int | None) -> None:
+        """Make the tails of a step the cache's."""
+        cache, (k, v) = self.cache, self.form.sides
+        offset, n_prefix = cache.offset, max(k.n_prefix, v.n_prefix)
+        cache.take(tails)
+        cache.usage.reads.count_page(offset, offset + 1, k.codec, v.codec, window, n_prefix)
 
 
 @dataclass
 class _Seen:
-    """What a layer's attention was asked for when the graph was traced, over n_pages."""
+    """What a layer's attention was asked for when the graph was traced, with pages before end_page, and the shares into
+    which it split them."""
 
-    n_pages: int
+    end_page: int
     window: int | None
     group_size: int = 0
+    n_shares: int = 0
 
 
 class _Graph:
@@ -202,15 +170,14 @@ class _Graph:
 
     def __init__(self, evaluate: Evaluate, layers: list[_Layer]) -> None:
         self._forms = [layer.form for layer in layers]
-        self.seen = [_Seen(layer.n_pages, layer.form.window) for layer in layers]
+        self.seen = [_Seen(layer.pages.most_pages, layer.form.window) for layer in layers]
         # no method, which would keep the graph alive in a circle
-        self.call = layers[0].form.reading.compiled(partial(_traced_step, evaluate, self._forms, self.seen))
+        self.call = layers[0].form.backend.compiled(partial(_traced_step, evaluate, self._forms, self.seen))
 
     def fits(self, layers: list[_Layer]) -> bool:
         """Whether the graph is right for these layers as they now are."""
         return len(layers) == len(self._forms) and all(
-            layer.form == form
-            and form.n_shares(seen.group_size, layer.n_pages) == form.n_shares(seen.group_size, seen.n_pages)
+            layer.form == form and layer.n_shares(seen) == seen.n_shares
             for layer, form, seen in zip(layers, self._forms, self.seen, strict=True)
         )
 
@@ -220,7 +187,6 @@ def _traced_step(
     forms: list[_Form],
     seen_by_layer: list[_Seen],
     token: mx.array,
-    n_held: mx.array,
     position: mx.array,
     tails: list[mx.array],
     arrays: list[list[mx.array]],
@@ -228,7 +194,7 @@ def _traced_step(
     """What `evaluate` returns, and all tails with the token's rows."""
     pairs, offset = zip(tails[::2], tails[1::2], strict=True), position[:1].squeeze()
     traced = [
-        _TracedCache(form, seen, pair, of_layer, (n_held, position, offset))
+        _TracedCache(form, seen, pair, of_layer, (position, offset))
         for form, seen, pair, of_layer in zip(forms, seen_by_layer, pairs, arrays, strict=True)
     ]
     out = evaluate(token, traced)
@@ -251,35 +217,30 @@ class _PageSteps:
         )
 
     def step(self, token: mx.array) -> mx.array:
-        positions = position_array(self.n_held), position_array(self.page * PAGE + self.n_held)
-        lent = [layer.tails for layer in self._layers]
-        tails = [rows for of_layer in lent for rows in of_layer.rows]
-        out, self._made = self._graph.call(token, *positions, tails, [of_layer.arrays for of_layer in lent])
+        position = position_array(self.page * PAGE + self.n_held)
+        tails = [tail for layer in self._layers for tail in layer.cache.tails]
+        arrays = [[*layer.pages.k.arrays, *layer.pages.v.arrays] for layer in self._layers]
+        out, self._made = self._graph.call(token, position, tails, arrays)
         return out
 
     def take(self) -> None:
         """Make the last step's tails the caches'."""
-        offset = self.page * PAGE + self.n_held
         self.n_held += 1
         made = iter(self._made)
         for layer, seen in zip(self._layers, self._graph.seen, strict=True):
-            layer.take((next(made), next(made)), offset, seen.window)
+            layer.take((next(made), next(made)), seen.window)
         self._made = ()
 
 
 class _TracedCache:
-    """What stands for a layer's cache while a step is traced. at: rows in the page, position, and that without axes."""
+    """What stands for a layer's cache while a step is traced. at: its position, and that without axes."""
 
     def __init__(
-        self,
-        form: _Form,
-        seen: _Seen,
-        tails: tuple[mx.array, mx.array],
-        arrays: list[mx.array],
-        at: tuple[mx.array, mx.array, mx.array],
+        self, form: _Form, seen: _Seen, tails: Pair, arrays: list[mx.array], at: tuple[mx.array, mx.array]
     ) -> None:
-        self._form, self._seen, self._tails, self._arrays = form, seen, tails, arrays
-        self._n_held, self._position, self.offset = at
+        self._form, self._seen, self._tails = form, seen, tails
+        self._pages = form.pages(seen.end_page, arrays)
+        self._position, self.offset = at
         self._step: _TracedStep | None = None
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -297,44 +258,31 @@ class _TracedCache:
             expected = (1, form.n_kv_heads, 1, side.codec.head_dim)
             if rows.shape != expected:
                 raise RequestError(f"layer {form.layer}: expected rows {expected}, found {rows.shape}")
-        joined = form.reading.join_in_page(self._tails, (keys, values), self._n_held)
-        left = iter(self._arrays)
-        k, v = (side.view(tail, left) for side, tail in zip(form.sides, joined, strict=True))
-        self._step = _TracedStep(form, self._seen, (k, v), self._position)
-        fetched = []
-        for new in (keys, values):
-            lazy = LazyKV(mx.full(new.shape, mx.nan, dtype=new.dtype))  # so that it shows if anybody computes with it
-            lazy.step = self._step
-            fetched.append(lazy)
-        return fetched[0], fetched[1]
+        growth = Growth(self._tails, (keys, values), (), (1,), self._position)
+        self._step = _TracedStep(form, self._seen, self._pages, growth)
+        # so that it shows if anybody computes with them
+        k, v = (mx.full(new.shape, mx.nan, dtype=new.dtype) for new in (keys, values))
+        return LazyKV.of(k, self._step), LazyKV.of(v, self._step)
 
-    def answered(self) -> tuple[mx.array, mx.array]:
+    def answered(self) -> Pair:
         """The new tails, once attention has read them."""
-        if self._step is None or not self._step.is_answered:
+        if self._step is None or self._step.growth.joined is None:
             raise RequestError(f"the model computes attention of layer {self._form.layer} by itself")
-        return self._step.k.rows, self._step.v.rows
+        return self._step.growth.joined
 
 
 class _TracedStep(Step):
-    """The dispatcher's step, for tails of fixed length and a position on the device."""
+    """A step with a position on the device."""
 
-    def __init__(self, form: _Form, seen: _Seen, views: tuple[SideView, SideView], position: mx.array) -> None:
-        super().__init__(*views, form.layer, 0, 1, form.window, form.reading, Usage(strict=True))
-        self._seen, self._position = seen, position
-        self.is_answered = False
+    def __init__(self, form: _Form, seen: _Seen, pages: Pages, growth: Growth) -> None:
+        super().__init__(form.layer, 1, form.window, form.backend, Usage(strict=True))
+        self._form, self._seen, self._pages, self.growth = form, seen, pages, growth
 
     def attend(self, q: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
-        self.check_queries(q, sinks)
-        self.is_answered = True
-        window = window if self.window is None else self.window
-        self._seen.window, self._seen.group_size = window, q.shape[1] // self.k.rows.shape[0]
-        return self.reading.answer_in_page(
-            q,
-            self.k,
-            self.v,
-            n_pages=self._seen.n_pages,
-            position=self._position,
-            scale=scale,
-            window=window,
-            sinks=sinks,
-        )
+        n_kv_heads, seen = self._form.n_kv_heads, self._seen
+        self.check_queries(q, sinks, 1, n_kv_heads, self._form.sides[0].codec.head_dim)
+        query = self.query(scale, window, sinks)
+        seen.window, seen.group_size = query.window, q.shape[1] // n_kv_heads
+        seen.n_shares = self.backend.n_shares(self._pages, n_kv_heads, seen.group_size, query.window)
+        out, self.growth.joined = self.backend.append_and_attend(q, self._pages, self.growth, query)
+        return out

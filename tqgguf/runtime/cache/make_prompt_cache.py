@@ -15,7 +15,8 @@ from tqgguf.formats.blocks.balance import NOT_ROTATED
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.readings import Reading
+from tqgguf.runtime.attention.backend import Backend
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kv.rope_layout import rope_layouts
 from tqgguf.runtime.models.loaded_model import fingerprint_of, network_of
@@ -31,8 +32,8 @@ def make_prompt_cache(
     channel_scales: Mapping[int, mx.array | NDArray[np.float32]] | None = None,
     tail: bool = True,
     strict: bool = False,
-    usage: hook.Usage | None = None,
-    reading: Reading | None = None,
+    usage: Usage | None = None,
+    backend: Backend | None = None,
     keeps_pages: bool = False,
     rolls_back: bool = True,
 ) -> list[Any]:
@@ -51,7 +52,7 @@ def make_prompt_cache(
     spec = CacheSpec(type_k, type_v, n_prefix, balance)
     spec.check()
     hook.install()
-    usage = usage or hook.Usage(strict=strict)
+    usage = usage or Usage(strict=strict)
     ropes = dict(enumerate(rope_layouts(network)))
     if not isinstance(channel_scales, Mapping | None):
         raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
@@ -72,7 +73,7 @@ def make_prompt_cache(
                 channel_scale=scales.get(layer),
                 tail=tail,
                 usage=usage,
-                reading=reading,
+                backend=backend,
                 keeps_pages=keeps_pages,
                 rolls_back=rolls_back,
                 windows=sorted({window for window in windows if window is not None}),

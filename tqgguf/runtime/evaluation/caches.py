@@ -18,7 +18,7 @@ from tqgguf.formats.blocks.bits_per_value import StoredBits, bits_of_groups, bit
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.hook import Usage
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.evaluation.cache_pairs import MLX_BITS, PLAIN, CachePair
 from tqgguf.runtime.evaluation.simulated_cache import charged_bits, check_heads, simulated

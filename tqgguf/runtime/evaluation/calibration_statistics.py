@@ -25,7 +25,7 @@ from tqgguf.formats.blocks.balance import (
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import TURBO_PREFIX
 from tqgguf.formats.errors import EncodeError, RequestError
-from tqgguf.runtime.attention.hook import Step
+from tqgguf.runtime.attention.steps import SequenceStep
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.kv.rope_layout import rope_layouts
@@ -48,7 +48,7 @@ class LayerSquares:
 
 
 class QueryKeyStatistics:
-    """An observer of steps (`hook.Usage.observer`) of f16 caches that are filled in whole pages but for the last step.
+    """An observer of steps (`Usage.observer`) of f16 caches that are filled in whole pages but for the last step.
 
     n_prefix: tokens at the start whose keys would stay exact, so that neither they nor their queries count.
     """
@@ -57,7 +57,7 @@ class QueryKeyStatistics:
         self.n_prefix = n_prefix
         self.layers: dict[int, LayerSquares] = {}
 
-    def __call__(self, step: Step, q: mx.array, scale: float) -> None:
+    def __call__(self, step: SequenceStep, q: mx.array, scale: float) -> None:
         """Count the step's queries [1, n_heads, rows, head_dim] and the pages that its rows are. EncodeError: values
         that are not finite."""
         rows = np.asarray(step.k.rows)

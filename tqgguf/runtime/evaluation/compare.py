@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.hook import Usage
-from tqgguf.runtime.attention.readings import Reads
+from tqgguf.runtime.attention.reads import Reads, Usage
 from tqgguf.runtime.evaluation.caches import Candidate
 from tqgguf.runtime.evaluation.scores import Logits, ReferenceRows, TokenScores
 from tqgguf.runtime.evaluation.statistics import PositionRange, Statistics, by_position, kld_profile, statistics
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
-from tqgguf.runtime.kv.side_view import cuts
+from tqgguf.runtime.kv.pages import cuts
 from tqgguf.runtime.models.loaded_model import LoadedModel
 from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
 

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.readings import Reads
+from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.generation.generate import Generation
 from tqgguf.runtime.generation.grid import DEFAULT_CHUNK

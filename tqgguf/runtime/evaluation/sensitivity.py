@@ -20,12 +20,12 @@ from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout, centred_squar
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention.attend import attend
-from tqgguf.runtime.attention.hook import Step, Usage
+from tqgguf.runtime.attention.reads import Usage
+from tqgguf.runtime.attention.steps import SequenceStep
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
+from tqgguf.runtime.kv.pages import PAGE, cuts
 from tqgguf.runtime.kv.rope_layout import rope_layouts
-from tqgguf.runtime.kv.side_view import PAGE, cuts
 from tqgguf.runtime.models.loaded_model import LoadedModel
 
 REFERENCE = "f16"
@@ -78,7 +78,7 @@ def measure_sensitivity(
     ropes = dict(enumerate(rope_layouts(loaded.model)))
     layers: dict[int, _Layer] = {}
 
-    def observe(step: Step, q: mx.array, scale: float) -> None:
+    def observe(step: SequenceStep, q: mx.array, scale: float) -> None:
         layer = layers.get(step.layer)
         if layer is None:
             layer = layers[step.layer] = _Layer(step.layer, step.window, ropes.get(step.layer, NOT_ROTATED), types)
@@ -113,11 +113,11 @@ class _Layer:
         self._energy: NDArray[np.float64] | float = 0.0
         self._pages = 0
 
-    def observe(self, step: Step, q: mx.array, scale: float) -> None:
+    def observe(self, step: SequenceStep, q: mx.array, scale: float) -> None:
         """Take a step's new rows, its queries [1, n_heads, rows, head_dim] and their scale."""
         new = [view.rows[None, :, view.rows.shape[1] - step.n_rows :] for view in (step.k, step.v)]
         exact = _numbers(
-            attend(q, step.k, step.v, offset=step.offset, scale=scale, reading=step.reading, window=step.window)
+            step.backend.attend(q, step.k, step.v, offset=step.offset, query=step.query(scale, None, None))
         )
         self._norm += float((exact**2).sum())
         for key, cache in self._caches.items():

@@ -21,7 +21,7 @@ from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.hook import Usage
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.evaluation.fake_quantise import F16_BITS, bits_per_value, decoded, group_tokens, refusal
 from tqgguf.runtime.evaluation.simulated_schemes import Blocks, ExactKeys, Scheme, SideScheme
 from tqgguf.runtime.kv import block_ops
@@ -68,7 +68,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a step's queries read: `hook.Step` for these caches. Rows [n_kv_heads, tokens, head_dim] from `start` on."""
+    """What a step's queries read: a `Step` of these caches. Rows [n_kv_heads, tokens, head_dim] from `start` on."""
 
     k: tuple[np.ndarray, np.ndarray]
     """Exact rows, and as they decode."""

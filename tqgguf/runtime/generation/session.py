@@ -21,8 +21,8 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.snapshots.snapshot import Snapshot
-from tqgguf.runtime.attention.hook import Usage
-from tqgguf.runtime.attention.readings import Reading, Reads
+from tqgguf.runtime.attention.backend import Backend
+from tqgguf.runtime.attention.reads import Reads, Usage
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache, can_go_back
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
@@ -90,7 +90,7 @@ class Session:
     """One sequence of a model with its cache. RequestError for cache types that the model's heads cannot have.
 
     keeps_pages: layers with a window keep all their pages, so that a prompt can be taken up again at any of them.
-    reading: instead of `backends.default_reading`.
+    backend: instead of `backends.default_backend`.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Session:
         channel_scales: Mapping[int, mx.array] | None = None,
         strict: bool = False,
         keeps_pages: bool = False,
-        reading: Reading | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        self.loaded, self.reading = loaded, reading
+        self.loaded, self.backend = loaded, backend
         self.n_ctx = n_ctx or loaded.config.context_length
         self.chunk = round_chunk(chunk)
         self.spec, self.channel_scales = spec, channel_scales
@@ -138,7 +138,7 @@ class Session:
             usage=self.usage,
             keeps_pages=self.keeps_pages,
             rolls_back=False,  # prompts go back to the edge of a page, and no draft is taken back
-            reading=self.reading,
+            backend=self.backend,
         )
 
     @property

@@ -1,264 +1,246 @@
-"""Decode attention of a few rows straight from blocks: two kernels, shares of the keys and their merge."""
+"""Decode attention of a few rows straight from blocks, of one sequence or of several: the only caller of its kernels.
+
+Two kernels attend, one over shares of the keys and one that joins what they give; a third joins new rows to tails.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from tqgguf.formats.blocks.codec import Codec
-from tqgguf.runtime.kernels.decode_plan import (
-    ATTENTION,
-    Plan,
-    answer_with,
-    calls_for,
-    given_sinks,
-    plan_for,
-)
+from tqgguf.formats.errors import RequestError
+from tqgguf.runtime.kernels.decode_plan import ATTENTION, Plan, answer_with, calls_for, given_sinks, plan_for
 from tqgguf.runtime.kernels.launch import Call, Launcher, position_array, sizes_array
-from tqgguf.runtime.kernels.pages import join_sizes, join_with
-from tqgguf.runtime.kernels.types import given, nothing
-from tqgguf.runtime.kv.side_view import PAGE, SideView, first_read_page, prefix_length
-
-
-class _Float(NamedTuple):
-    """f16 rows of the own page or of the exact prefix: where they lie, in elements."""
-
-    array: mx.array
-    token: int
-    head: int
-    start: int
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """All of a step but its queries and own rows, which the steps of one page share: see `SideView.kept`.
-
-    calls: attention and merge. inputs: of attention, with gaps for what changes from step to step.
-    """
-
-    v: SideView
-    plan: Plan
-    calls: tuple[Call, Call]
-    inputs: list[mx.array]
-    sizes: mx.array
-
-    def answer(self, q: mx.array, rows: tuple[mx.array, mx.array], position: mx.array, sinks: mx.array) -> mx.array:
-        return answer_with(self.calls, self.inputs, q, rows, position, (self.plan.v_signs, sinks, self.sizes))
-
-
-_OF_LAYER = (
-    *("k_codes", "k_scales", "v_codes", "v_scales", "page_means", "channel_scale", "k_prefix", "v_prefix"),
-    "sizes",
+from tqgguf.runtime.kernels.pages import join_sizes, join_tails_with
+from tqgguf.runtime.kernels.types import given, is_supported, nothing
+from tqgguf.runtime.kv.pages import (
+    PAGE,
+    Growth,
+    Pages,
+    Pair,
+    Query,
+    SidePages,
+    SideView,
+    first_read_page,
+    prefix_length,
 )
-_PLACES_OF_LAYER = tuple(ATTENTION.inputs.index(name) for name in _OF_LAYER)
+
+_COLUMN_STEP = 32  # columns of a page table come so many at a time: compiled steps are made anew for every size
 
 
-def attend_blocks(
-    launcher: Launcher,
-    q: mx.array,
-    k: SideView,
-    v: SideView,
-    *,
-    offset: int,
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None,
-) -> mx.array:
+def refusal_of(k: Codec, v: Codec) -> str | None:
+    """Why the kernels cannot read pages and tails of these types, if they cannot."""
+    for name, codec in (("K", k), ("V", v)):
+        if codec.is_float:
+            return f"{name} is {codec.cache_type}: pages and tails are read from blocks on both sides"
+        if not is_supported(codec):
+            return f"{name} is {codec.cache_type} with head size {codec.head_dim}: the kernels do not read it"
+    return None
+
+
+def append_and_attend(
+    launcher: Launcher, q: mx.array, pages: Pages, growth: Growth, query: Query
+) -> tuple[mx.array, Pair]:
+    """`Backend.append_and_attend`, by one compiled function which layers and steps share.
+
+    RequestError: types that `refusal_of` names. Rows that were joined before are not joined again.
+    """
+    tails = growth.tails if growth.joined is None else growth.joined
+    key = q.shape[1], q.shape[2], q.dtype, query.scale, query.window, query.sinks is None
+    prepared: _Prepared | None = pages.kept.get(key)
+    if prepared is None:
+        prepared = pages.kept[key] = _prepare_tails(launcher, q, pages, tails, query)
+    is_batch, sinks = pages.slots is not None, given_sinks(query.sinks)
+    position = _position(growth, is_batch)
+    if growth.joined is not None:
+        return prepared.answer(q, tails, position, sinks), tails
+    n_heads = tails[0].shape[1] if is_batch else 0
+    step = _compiled_step(launcher, prepared.plan, prepared.calls, growth.n_rows, n_heads)
+    out, k, v = step(tails, growth.new, q, position, sinks, prepared.inputs, prepared.plan.v_signs)
+    return out, (k, v)
+
+
+def join_tails(launcher: Launcher, growth: Growth) -> Pair:
+    """Tails with new rows that nobody attends from."""
+    is_batch = growth.position is None and growth.n_own != (growth.n_rows,)
+    sizes = _join_sizes(growth, growth.tails[0].shape[1] if is_batch else 0)
+    return join_tails_with(launcher, growth.tails, growth.new, _position(growth, is_batch), sizes)
+
+
+def attend_rows(launcher: Launcher, q: mx.array, k: SideView, v: SideView, *, offset: int, query: Query) -> mx.array:
     """Attention of rows that share one page: q [1, n_heads, rows, head_dim] at positions from `offset` on.
 
     The pages before theirs are read as blocks (f16 where a side is f16), their own page in f16. Both sides are of types
-    that `types.is_supported`, one of them at least a block type. window, sinks: as `attend.attend` has them.
-    Returns [1, n_heads, rows, head_dim of v] in q's dtype.
+    that `types.is_supported`, one of them at least a block type. Returns [1, n_heads, rows, head_dim of v] in q's
+    dtype.
     """
     shape = q.shape
     own_start, end = offset // PAGE * PAGE, offset + shape[2]
-    first_page = first_read_page(k, v, offset, window)
-    key = shape[1], shape[2], q.dtype, own_start, first_page, window, scale, sinks is None
-    prepared: _Prepared | None = k.kept.get(key)
-    if prepared is None or prepared.v.kept is not v.kept:
-        n_seen = own_start // PAGE - first_page
-        prepared = _prepare(launcher, q, k, v, (own_start, end), n_seen, scale, window, sinks is not None)
-        if _is_own_page(k, own_start, end) and _is_own_page(v, own_start, end):
-            k.kept[key] = prepared
-    return prepared.answer(q, (_as_held(k), _as_held(v)), position_array(offset), given_sinks(sinks))
+    n_seen = own_start // PAGE - first_read_page(k, v, offset, query.window)
+    own = (_own_rows(k, own_start, end), _own_rows(v, own_start, end))
+    prepared = _prepare(launcher, q, Pages(k, v), k.rows.shape[0], own, n_seen, query)
+    return prepared.answer(q, (own[0].array, own[1].array), position_array(offset), given_sinks(query.sinks))
 
 
-def grow_and_attend(
-    launcher: Launcher,
-    q: mx.array,
-    k: SideView,
-    v: SideView,
-    new: tuple[mx.array, mx.array],
-    *,
-    offset: int,
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """`join_rows` of new K and V [1, n_kv_heads, rows, head_dim] to the tails that two block sides have as their rows,
-    and `attend_blocks` from the outcome: one compiled function, which layers share.
-
-    Nothing but the tails changes with the new rows. Returns what both return: the answer, rows of K, rows of V.
-    """
-    shape = q.shape
-    own_start = offset // PAGE * PAGE
-    first_page = first_read_page(k, v, offset, window)
-    key = "grow", shape[1], shape[2], q.dtype, first_page, window, scale, sinks is None
-    kept = k.kept.get(key)
-    if kept is None or kept[0] is not v.kept:
-        n_seen = own_start // PAGE - first_page
-        made = _prepare(launcher, q, k, v, (own_start, offset), n_seen, scale, window, sinks is not None)
-        step = _compiled_step(launcher, made.plan, made.calls)
-        kept = k.kept[key] = v.kept, step, [made.inputs[place] for place in _PLACES_OF_LAYER]
-    positions = position_array(offset - own_start), position_array(offset)
-    out, k_rows, v_rows = kept[1]((k.rows, v.rows), new, q, positions, given_sinks(sinks), kept[2])
-    return out, k_rows, v_rows
+def n_shares(launcher: Launcher, pages: Pages, n_kv_heads: int, n_columns: int, window: int | None) -> int:
+    """Into how many shares the blocks of a KV head with that many query columns are split."""
+    plan = plan_for(
+        launcher.family, pages.k.codec, pages.v.codec, n_columns, 1.0, False, False, False, False, mx.float32
+    )
+    return plan.n_coded(launcher.family, pages.most_seen(window), n_kv_heads)
 
 
-def attend_in_page(
-    launcher: Launcher,
-    q: mx.array,
-    k: SideView,
-    v: SideView,
-    *,
-    n_pages: int,
-    position: mx.array,
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None,
-) -> mx.array:
-    """`attend_blocks` of rows whose first position is int32 [8] and counts in its first entry.
-
-    Both sides are of block types. Their planes hold at least the pages before the rows' own, of which n_pages are to be
-    seen (how many decides only into how many shares they are split), and their rows are tails f16 [n_kv_heads, PAGE,
-    head_dim], filled up to the last query's: nothing else in the graph depends on the position.
-    """
-    made = _prepare(launcher, q, k, v, None, n_pages, scale, window, sinks is not None)
-    return made.answer(q, (k.rows, v.rows), position, given_sinks(sinks))
+def _position(growth: Growth, is_batch: bool) -> mx.array:
+    if growth.position is not None:
+        return growth.position
+    return batch_positions(growth.offsets, growth.n_own) if is_batch else position_array(growth.offset)
 
 
-def n_shares(family: str, k: Codec, v: Codec, n_kv_heads: int, n_columns: int, n_pages: int) -> int:
-    """Into how many shares the blocks of a KV head with that many query columns are split when n_pages are seen."""
-    plan = plan_for(family, k, v, n_columns, 1.0, False, False, False, False, mx.float32)
-    return plan.n_coded(family, n_pages, n_kv_heads)
+@lru_cache(maxsize=4)
+def batch_positions(offsets: tuple[int, ...], n_own: tuple[int, ...]) -> mx.array:
+    """int32, at least 8: for each sequence the first query's position, and how many rows are its own. Layers share
+    it."""
+    pairs = [*chain.from_iterable(zip(offsets, n_own, strict=True))]
+    return mx.array(np.array(pairs + [0] * (8 - len(pairs)), np.int32))
+
+
+def _join_sizes(growth: Growth, n_heads: int) -> mx.array:
+    return join_sizes(growth.new[0].shape[3], growth.new[1].shape[3], PAGE, growth.n_rows, n_heads)
 
 
 @lru_cache(maxsize=16)
-def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call]) -> Any:
-    """A step's three kernels as one function of arrays; it is traced again for every length of the tails.
-
-    Whatever is a layer's own comes in by its arrays: caches share the function, and it must keep no planes alive.
-    """
-    sizes_of_join = join_sizes(plan.k_dim, plan.v_dim)
-    shared = [plan.constants.get(name, nothing(mx.float16)) for name in ATTENTION.inputs]
+def _compiled_step(launcher: Launcher, plan: Plan, calls: tuple[Call, Call], n_rows: int, n_heads: int) -> Any:
+    """A step's three kernels as one function of arrays, none of which it keeps alive: layers share it."""
+    sizes = join_sizes(plan.k_dim, plan.v_dim, PAGE, n_rows, n_heads)
 
     def step(
-        tails: tuple[mx.array, mx.array],
-        new: tuple[mx.array, mx.array],
+        tails: Pair,
+        new: Pair,
         q: mx.array,
-        positions: tuple[mx.array, mx.array],
+        position: mx.array,
         sinks: mx.array,
-        of_layer: list[mx.array],
+        inputs: list[mx.array],
+        v_signs: mx.array,  # an input too: what is among the inputs (K's signs may be the same) cannot be a constant
     ) -> tuple[mx.array, ...]:
-        rows = join_with(launcher, tails, new, sizes_of_join, positions[0])
-        filled = shared.copy()
-        for place, array in zip(_PLACES_OF_LAYER, of_layer, strict=True):
-            filled[place] = array
-        sizes = of_layer[_OF_LAYER.index("sizes")]
-        return answer_with(calls, filled, q, rows, positions[1], (plan.v_signs, sinks, sizes)), *rows
+        joined = join_tails_with(launcher, tails, new, position, sizes)
+        return answer_with(calls, inputs, q, joined, position, (v_signs, sinks, inputs[_SIZES])), *joined
 
     return launcher.compiled(step)
 
 
-def _is_own_page(side: SideView, own_start: int, end: int) -> bool:
-    """Whether a side's rows are those of the step's page and nothing else: all that changes from step to step."""
-    return not side.codec.is_float and side.rows_start == own_start and side.rows.shape[1] == end - own_start
+_SIZES = ATTENTION.inputs.index("sizes")
 
 
-def _as_held(side: SideView) -> mx.array:
-    """A side's rows in the order in which they lie in memory."""
-    return side.rows.swapaxes(0, 1) if side.codec.is_float else side.rows
+class _Prepared(NamedTuple):
+    """All of a step but its queries and own rows. inputs: of attention, with gaps for what changes from step to
+    step."""
+
+    plan: Plan
+    calls: tuple[Call, Call]
+    inputs: list[mx.array]
+
+    def answer(self, q: mx.array, rows: Pair, position: mx.array, sinks: mx.array) -> mx.array:
+        return answer_with(self.calls, self.inputs, q, rows, position, (self.plan.v_signs, sinks, self.inputs[_SIZES]))
+
+
+class _Rows(NamedTuple):
+    """f16 rows of the own page or of the exact prefix: where they lie, in elements. `head` is 0 where the own rows of
+    all heads lie together, as many as there are: the kernel knows how many."""
+
+    array: mx.array
+    token: int
+    head: int
+    start: int = 0
+
+
+def _prepare_tails(launcher: Launcher, q: mx.array, pages: Pages, tails: Pair, query: Query) -> _Prepared:
+    reason = refusal_of(pages.k.codec, pages.v.codec)
+    if reason is not None:
+        raise RequestError(f"tails cannot be read by the kernels: {reason}")
+    k, v = (_Rows(tail, tail.shape[3], PAGE * tail.shape[3]) for tail in tails)
+    return _prepare(launcher, q, pages, tails[0].shape[1], (k, v), pages.most_seen(query.window), query)
 
 
 def _prepare(
     launcher: Launcher,
     q: mx.array,
-    k: SideView,
-    v: SideView,
-    own: tuple[int, int] | None,
+    pages: Pages,
+    n_kv_heads: int,
+    own: tuple[_Rows, _Rows],
     n_seen: int,
-    scale: float,
-    window: int | None,
-    with_sinks: bool,
+    query: Query,
 ) -> _Prepared:
-    """own: where the rows' page starts, and the position after the last row; None for tails of a page's length. n_seen:
-    whole pages that some row sees."""
-    _, n_heads, n_rows, _ = q.shape
-    n_kv_heads = k.rows.shape[0]
-    plan = _plan(launcher, q, k, v, scale, with_sinks)
-    n_prefix = prefix_length(k, v)
-    n_coded = plan.n_coded(launcher.family, max(0, n_seen), n_kv_heads)
-    own_k, own_v = (_own_rows(side, *(own or (side.rows_start, side.rows_start))) for side in (k, v))
-    prefix_k, prefix_v = (_prefix_rows(side, n_prefix) for side in (k, v))
-    held = max(k.first_page, v.first_page)
-    own_numbers = (n_heads // n_kv_heads, n_rows, n_coded, n_prefix, window or 0, held)
-    places = (n for rows, prefix in ((own_k, prefix_k), (own_v, prefix_v)) for n in _places(rows, prefix))
-    numbers = *own_numbers, k.first_page, v.first_page, *places
-    k_codes, k_scales = _planes(k)
-    v_codes, v_scales = _planes(v)
-    inputs = {
-        **plan.constants,
-        "k_codes": k_codes,
-        "k_scales": k_scales,
-        "v_codes": v_codes,
-        "v_scales": v_scales,
+    """own: K's and V's own rows. n_seen: whole pages that some row sees, which decides into how many shares they are
+    split."""
+    (n_sequences, n_heads, n_rows, _), (k, v), is_batch = q.shape, (pages.k, pages.v), pages.slots is not None
+    group_size = n_heads // n_kv_heads
+    plan = plan_for(
+        launcher.family,
+        k.codec,
+        v.codec,
+        group_size * n_rows,
+        query.scale,
+        k.page_means is not None,
+        k.channel_scale is not None,
+        query.sinks is not None,
+        v.tiled,
+        q.dtype,
+        batched=is_batch,
+    )
+    n_coded = plan.n_coded(launcher.family, max(0, n_seen), n_sequences * n_kv_heads, n_beside=0 if is_batch else 1)
+    n_prefix, slots = prefix_length(k, v), pages.slots or ()
+    columns = -(-max(map(len, slots), default=0) // _COLUMN_STEP) * _COLUMN_STEP
+    numbers = {
+        **{"group_size": group_size, "n_rows": n_rows, "n_coded": n_coded, "n_prefix": n_prefix},
+        **{"window": query.window or 0, "n_kv_heads": n_kv_heads, "table_columns": columns},
+        **{"first_page": pages.first_page, "k_page": k.first_page, "v_page": v.first_page},
+    }
+    inputs = dict(plan.constants)
+    for name, side, rows in (("k", k, own[0]), ("v", v, own[1])):
+        prefix = _prefix_rows(side, rows, n_prefix)
+        inputs |= zip(
+            (f"{name}_codes", f"{name}_scales", f"{name}_prefix"), (*_planes(side), prefix.array), strict=True
+        )
+        for where, of in (("", rows), ("_of_prefix", prefix)):
+            numbers |= {f"{name}_{what}{where}": getattr(of, what) for what in ("token", "head", "start")}
+    table = chain.from_iterable((*of, *[0] * (columns - len(of))) for of in slots)
+    inputs |= {
         "page_means": given(k.page_means, mx.float16),
         "channel_scale": given(k.channel_scale, mx.float32),
-        "k_prefix": prefix_k.array,
-        "v_prefix": prefix_v.array,
-        "sizes": sizes_array(*numbers),
+        "sizes": sizes_array(*(numbers.get(name, 0) for name in ATTENTION.sizes[:-1]), *table),
     }
     gap = nothing(mx.float16)
-    calls = calls_for(launcher, plan, n_rows, n_coded, (n_kv_heads, n_heads), q.dtype)
-    return _Prepared(v, plan, calls, [inputs.get(name, gap) for name in ATTENTION.inputs], inputs["sizes"])
+    calls = calls_for(launcher, plan, n_rows, n_coded, (n_kv_heads, n_heads), q.dtype, n_sequences)
+    return _Prepared(plan, calls, [inputs.get(name, gap) for name in ATTENTION.inputs])
 
 
-def _plan(launcher: Launcher, q: mx.array, k: SideView, v: SideView, scale: float, with_sinks: bool) -> Plan:
-    n_columns = q.shape[1] // k.rows.shape[0] * q.shape[2]
-    balance = k.page_means is not None, k.channel_scale is not None
-    return plan_for(launcher.family, k.codec, v.codec, n_columns, scale, *balance, with_sinks, v.tiled, q.dtype)
-
-
-def _planes(side: SideView) -> tuple[mx.array, mx.array]:
+def _planes(side: SidePages) -> Pair:
     """Codes and scales of whole pages; a float side's rows, token by token as they are held."""
-    if side.codec.is_float:
+    if isinstance(side, SideView) and side.codec.is_float:
         return side.rows.swapaxes(0, 1), nothing(mx.float16)
     return given(side.codes, mx.uint8), given(side.scales, mx.float16)
 
 
-def _own_rows(side: SideView, own_start: int, end: int) -> _Float:
+def _own_rows(side: SideView, own_start: int, end: int) -> _Rows:
     n_kv_heads, n_rows, head_dim = side.rows.shape
     first = own_start - side.rows_start
     if side.codec.is_float:
-        return _Float(side.rows.swapaxes(0, 1), n_kv_heads * head_dim, head_dim, first * n_kv_heads * head_dim)
-    # 0: the own page's rows up to the last query's and nothing else, whose number the kernel knows
-    from_head_to_head = 0 if first == 0 and n_rows == end - own_start else n_rows * head_dim
-    return _Float(side.rows, head_dim, from_head_to_head, first * head_dim)
+        return _Rows(side.rows.swapaxes(0, 1), n_kv_heads * head_dim, head_dim, first * n_kv_heads * head_dim)
+    return _Rows(
+        side.rows, head_dim, 0 if first == 0 and n_rows == end - own_start else n_rows * head_dim, first * head_dim
+    )
 
 
-def _prefix_rows(side: SideView, n_prefix: int) -> _Float:
+def _prefix_rows(side: SidePages, own: _Rows, n_prefix: int) -> _Rows:
+    """Of a float side they are its first rows."""
     if not n_prefix:
-        return _Float(nothing(mx.float16), 0, 0, 0)
+        return _Rows(nothing(mx.float16), 0, 0)
     if side.prefix is None:
-        rows = _own_rows(side, 0, 0)
-        return _Float(rows.array, rows.token, rows.head, 0)
-    _, n_rows, head_dim = side.prefix.shape
-    return _Float(side.prefix, head_dim, n_rows * head_dim, 0)
-
-
-def _places(own: _Float, prefix: _Float) -> tuple[int, ...]:
-    """As the entries of ATTENTION.sizes name them."""
-    return own.token, prefix.token, own.head, prefix.head, own.start, prefix.start
+        return own._replace(start=0)
+    head_dim = side.codec.head_dim
+    return _Rows(side.prefix, head_dim, n_prefix * head_dim)

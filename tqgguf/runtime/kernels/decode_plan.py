@@ -1,4 +1,4 @@
-"""What decode attention of one sequence and of a batch share: its two kernels, and how calls of them are prepared."""
+"""The two kernels of decode attention, and how calls of them are prepared: by shape, for all layers and steps."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tqgguf.runtime.kernels.launch import (
     sizes_of,
 )
 from tqgguf.runtime.kernels.types import KERNEL_TYPES, book, boundaries, given, group_of, nothing, rotation_size, signs
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.pages import PAGE, Pair, SideView
 
 ENCODE = Kernel(
     "encode_pages",
@@ -151,7 +151,7 @@ def decode_all(launcher: Launcher, side: SideView, coded_end: int, dtype: mx.Dty
     dtype [1, n_kv_heads, tokens, head_dim].
     """
     n_heads, n_own, head_dim = side.rows.shape
-    start = side.pages_start * PAGE
+    start = side.first_page * PAGE
     prepared = side.kept.get((coded_end, dtype))
     if prepared is None:
         in_rows, n_tokens = (coded_end - side.rows_start, 0, 0), coded_end - start + max(n_own, PAGE)
@@ -202,7 +202,7 @@ def _prepare_decode(
         "prefix": given(prefix, mx.float16),
         "book": book(codec),
         "signs": signs(codec),
-        "sizes": sizes_array(heads[0], n_heads, start, coded_end - start, side.pages_start, n_prefix, *in_rows),
+        "sizes": sizes_array(heads[0], n_heads, start, coded_end - start, side.first_page, n_prefix, *in_rows),
     }
     call = launcher.prepare(
         DECODE,
@@ -214,16 +214,19 @@ def _prepare_decode(
     return _Prepared(call, [inputs.get(name, gap) for name in DECODE.inputs])
 
 
-def join_rows(
-    launcher: Launcher, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
-) -> tuple[mx.array, mx.array]:
+def join_rows(launcher: Launcher, rows: tuple[mx.array | None, mx.array | None], new: Pair) -> Pair:
     """K's and V's f16 rows [n_kv_heads, tokens, head_dim], or none, with new ones [1, ...] of float types after them.
 
     Both sides hold equally many tokens.
     """
-    held = given(tails[0], mx.float16), given(tails[1], mx.float16)
-    n_held = 0 if tails[0] is None else tails[0].shape[1]
-    return join_with(launcher, held, new, join_sizes(new[0].shape[3], new[1].shape[3]), position_array(n_held), n_held)
+    k, v = given(rows[0], mx.float16), given(rows[1], mx.float16)
+    n_held = 0 if rows[0] is None else rows[0].shape[1]
+    _, n_heads, n_new, k_dim = new[0].shape
+    n_rows, v_dim = n_held + n_new, new[1].shape[3]
+    call, sizes = _prepare_join(launcher, n_heads, n_rows), join_sizes(k_dim, v_dim)
+    inputs = (k, new[0], v, new[1], sizes, position_array(n_held))
+    joined_k, joined_v = call(inputs, [(n_heads, n_rows, k_dim), (n_heads, n_rows, v_dim)])
+    return joined_k, joined_v
 
 
 def join_sizes(k_dim: int, v_dim: int, capacity: int = 0, n_new: int = 0, n_heads: int = 0) -> mx.array:
@@ -231,45 +234,16 @@ def join_sizes(k_dim: int, v_dim: int, capacity: int = 0, n_new: int = 0, n_head
     return sizes_of(JOIN, k_dim=k_dim, v_dim=v_dim, capacity=capacity, n_new=n_new, n_heads=n_heads)
 
 
-def join_in_page(
-    launcher: Launcher, tails: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], n_held: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Tails f16 [n_kv_heads, PAGE, head_dim] of K and V with new rows [1, n_kv_heads, rows, head_dim] written from row
-    n_held on, which is int32 [8] and counts in its first entry; tails of the same length."""
-    _, _, n_new, k_dim = new[0].shape
-    return join_in_batch(launcher, tails, new, n_held, join_sizes(k_dim, new[1].shape[3], PAGE, n_new))
+def join_tails_with(launcher: Launcher, tails: Pair, new: Pair, position: mx.array, sizes: mx.array) -> Pair:
+    """Tails f16 [sequences, n_kv_heads, PAGE, head_dim] of K and V with new rows [sequences, n_kv_heads, rows,
+    head_dim] where they stand in their page.
 
-
-def join_in_batch(
-    launcher: Launcher,
-    tails: tuple[mx.array, mx.array],
-    new: tuple[mx.array, mx.array],
-    position: mx.array,
-    sizes: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """`join_in_page` for tails [sequences, n_kv_heads, PAGE, head_dim] and as many sequences' rows, by the positions
-    of `batch_positions`: each sequence's own rows go to where they stand in its page, the others nowhere. sizes:
-    `join_sizes` of one sequence."""
+    position: int32 [8] that begins with the only sequence's offset; with `join_sizes` of a batch, the offset of each
+    sequence and how many of the rows are its own: the others go nowhere.
+    """
     n_sequences, n_heads = new[0].shape[:2]
     call = _prepare_join(launcher, n_sequences * n_heads, PAGE)
     k, v = call((tails[0], new[0], tails[1], new[1], sizes, position), [tail.shape for tail in tails])
-    return k, v
-
-
-def join_with(
-    launcher: Launcher,
-    tails: tuple[mx.array, mx.array],
-    new: tuple[mx.array, mx.array],
-    sizes: mx.array,
-    position: mx.array,
-    n_held: int | None = None,
-) -> tuple[mx.array, mx.array]:
-    """`join_rows` by its arrays: for who makes them once. n_held: other than tails have."""
-    _, n_heads, n_new, k_dim = new[0].shape
-    n_rows = n_new + (tails[0].shape[1] if n_held is None else n_held)
-    shapes = (n_heads, n_rows, k_dim), (n_heads, n_rows, new[1].shape[3])
-    call = _prepare_join(launcher, n_heads, n_rows)
-    k, v = call((tails[0], new[0], tails[1], new[1], sizes, position), shapes)
     return k, v
 
 

@@ -72,7 +72,7 @@ def can_encode(codec: Codec) -> bool:
 
 
 def join_rows(tail: mx.array | None, new: mx.array) -> mx.array:
-    """`Reading.join`, lazily."""
+    """`Backend.join_side`, lazily."""
     new = to_f16(new).squeeze(0)
     return new if tail is None else mx.concatenate([tail, new], axis=1)
 

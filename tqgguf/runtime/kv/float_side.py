@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
+from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime.kv import block_ops
+from tqgguf.runtime.kv.pages import PAGE, SideView
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.saved import as_saved, expect
-from tqgguf.runtime.kv.side_view import PAGE, SideView
-from tqgguf.runtime.kv.sides import PageEncoder
 
 ROW_STEP = 32  # rows that float planes grow by at least
 
 FLOAT_DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
+
+
+class RowWriter(Protocol):
+    """The part of a backend that has rows as numpy, where they are kept by numpy; see `Backend`."""
+
+    def float_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None: ...
 
 
 @dataclass
@@ -26,14 +32,14 @@ class FloatSide:
     """Every row in its own float type; not paged, but freed in whole pages like blocks."""
 
     codec: Codec
-    encoder: PageEncoder
+    writer: RowWriter
     first_page: int = 0
     plane: Plane = field(default_factory=lambda: Plane(step=ROW_STEP))
     tiled = False
 
     def append(self, new: mx.array) -> SideView:
         """Add rows [1, n_kv_heads, tokens, head_dim]. Returns what this step reads."""
-        written = self.encoder.host_rows(self.codec.cache_type, new)
+        written = self.writer.float_rows(self.codec.cache_type, new)
         if written is not None:
             self.plane.append_host(written[0].swapaxes(0, 1))
         else:
@@ -42,7 +48,16 @@ class FloatSide:
         rows, host = self.plane.read(), self.plane.host
         assert rows is not None
         host = None if host is None else host.swapaxes(0, 1)
-        return SideView(self.codec, rows.swapaxes(0, 1), self.first_page * PAGE, host=host)
+        start = self.first_page * PAGE
+        end_page = (start + rows.shape[0]) // PAGE
+        return SideView(
+            self.codec,
+            first_page=self.first_page,
+            end_page=end_page,
+            rows=rows.swapaxes(0, 1),
+            rows_start=start,
+            host=host,
+        )
 
     def release(self, first_page: int) -> None:
         """Free the rows of the pages before `first_page`."""
@@ -74,7 +89,7 @@ class FloatSide:
 
     def copy(self) -> FloatSide:
         """As `BlockSide.copy`."""
-        return FloatSide(self.codec, self.encoder, self.first_page, self.plane.copy())
+        return FloatSide(self.codec, self.writer, self.first_page, self.plane.copy())
 
     @property
     def n_heads(self) -> int | None:

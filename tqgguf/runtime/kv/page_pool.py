@@ -7,40 +7,20 @@ Pages fill as `BlockSide` fills them, by it. Knows nothing of queries, masks or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from tqgguf.runtime.kernels.batch_attention import BatchPages, PooledSide
 from tqgguf.runtime.kv.balance import ChannelScale
+from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Pair, SidePages, first_seen_page
 from tqgguf.runtime.kv.planes import Plane
-from tqgguf.runtime.kv.side_view import PAGE, first_seen_page
-from tqgguf.runtime.kv.sides import BlockSide
-
-Pair = tuple[mx.array, mx.array]
-"""Of K and V."""
+from tqgguf.runtime.kv.sides import BlockSide, padded
 
 
-class BatchJoiner(Protocol):
-    """The part of a backend's reading that joins rows to the tails of a batch."""
+class Joiner(Protocol):
+    """The part of a backend that joins rows to tails."""
 
-    def join_batch(self, tails: Pair, new: Pair, offsets: Sequence[int], n_own: Sequence[int]) -> Pair:
-        """Tails f16 [sequences, n_kv_heads, PAGE, head_dim] with each sequence's own rows of [sequences, n_kv_heads,
-        rows, head_dim] where they stand."""
-
-
-@dataclass(eq=False)
-class PoolGrowth:
-    """New rows of a step, `n_own` of each sequence at positions from `offsets` on, before they are joined to `tails`;
-    `joined` has the tails after that. pages: the whole pages before them."""
-
-    pages: BatchPages
-    offsets: tuple[int, ...]
-    n_own: tuple[int, ...]
-    tails: Pair
-    new: Pair
-    joined: Pair | None = None
+    def join(self, growth: Growth) -> Pair: ...
 
 
 class PagePool:
@@ -52,7 +32,7 @@ class PagePool:
         sides: Sequence[tuple[BlockSide, BlockSide]],
         offsets: Sequence[int],
         window: int | None,
-        joiner: BatchJoiner,
+        joiner: Joiner,
         n_back: int = 0,
     ) -> None:
         self.kinds = _without_rows(sides[0][0]), _without_rows(sides[0][1])
@@ -74,27 +54,35 @@ class PagePool:
             [_pooled([side.planes[i] for side in of]) for i in range(len(of[0].planes))]
             for of in zip(*sides, strict=True)
         ]
-        k_tails, v_tails = ([side.to_length(side.tail, PAGE) for side in of] for of in zip(*sides, strict=True))
-        self.tails: Pair = mx.stack(k_tails), mx.stack(v_tails)
+        k_tails, v_tails = ([side.room() for side in of] for of in zip(*sides, strict=True))
+        self.tails: Pair = mx.concatenate(k_tails), mx.concatenate(v_tails)
         n_prefix = self.kinds[0].n_prefix
         self._prefixes = [
-            mx.stack([side.to_length(side.prefix, n_prefix) for side in of]) if n_prefix else None
-            for of in zip(*sides, strict=True)
+            mx.stack([_prefix_of(side) for side in of]) if n_prefix else None for of in zip(*sides, strict=True)
         ]
-        self._growth: PoolGrowth | None = None
-        self._pages: BatchPages | None = None
+        self._growth: Growth | None = None
+        self._pages: Pages | None = None
 
     @property
-    def pages(self) -> BatchPages:
+    def pages(self) -> Pages:
         """The whole pages of all; the same object until one fills."""
         if self._pages is None:
+            scales = self._scale_values(), None
             k, v = (
-                PooledSide(kind.codec, planes[0].array, planes[1].array, prefix, tiled=kind.tiled)
-                for kind, planes, prefix in zip(self.kinds, self._planes, self._prefixes, strict=True)
+                SidePages(
+                    kind.codec,
+                    planes[0].array,
+                    planes[1].array,
+                    0,
+                    self._n_slots,
+                    prefix,
+                    None if kind.means is None else planes[2].array,
+                    scale,
+                    kind.tiled,
+                )
+                for kind, planes, prefix, scale in zip(self.kinds, self._planes, self._prefixes, scales, strict=True)
             )
-            means = self._planes[0][2].array if self.kinds[0].means is not None else None
-            k = PooledSide(k.codec, k.codes, k.scales, k.prefix, means, self._scale_values(), k.tiled)
-            self._pages = BatchPages(k, v, [list(of) for of in self._slots])
+            self._pages = Pages(k, v, [list(of) for of in self._slots])
         return self._pages
 
     def _scale_values(self) -> mx.array | None:
@@ -119,10 +107,10 @@ class PagePool:
             for rows, tails in zip(new, self.tails, strict=True)
         )
 
-    def grow(self, new: Pair, n_own: Sequence[int]) -> PoolGrowth:
+    def grow(self, new: Pair, n_own: Sequence[int]) -> Growth:
         """Rows for which `can_grow`, [sequences, n_kv_heads, rows, head_dim]; `take` is told when they are joined."""
         self.settle()
-        growth = PoolGrowth(self.pages, tuple(self.offsets), tuple(n_own), self.tails, new)
+        growth = Growth(self.tails, new, tuple(self.offsets), tuple(n_own))
         offsets = [offset + n for offset, n in zip(self.offsets, n_own, strict=True)]
         self.__dict__.update(_growth=growth, offsets=offsets)  # both or neither, whatever interrupts this
         return growth
@@ -132,14 +120,14 @@ class PagePool:
         if self._growth is not None:
             self.__dict__.update(offsets=list(self._growth.offsets), _growth=None)
 
-    def observe(self, growth: PoolGrowth, q: mx.array) -> None:
+    def observe(self, growth: Growth, q: mx.array) -> None:
         """Count a step's queries [sequences, n_heads, rows, head_dim] where they are still to decide a scale."""
         if self._growth is growth:
             for i, scale in enumerate(self.scales):
                 if scale is not None and scale.is_open:
                     scale.observe(q[i, :, : growth.n_own[i]], growth.offsets[i], growth.new[0].shape[1])
 
-    def take(self, growth: PoolGrowth, tails: Pair) -> None:
+    def take(self, growth: Growth, tails: Pair) -> None:
         """The tails with a step's rows, as somebody has joined them; pages that they fill are encoded."""
         growth.joined = tails
         if self._growth is not growth:
@@ -154,7 +142,7 @@ class PagePool:
         """Join the rows that nobody has joined."""
         growth = self._growth
         if growth is not None:
-            self.take(growth, self._joiner.join_batch(growth.tails, growth.new, growth.offsets, growth.n_own))
+            self.take(growth, self._joiner.join(growth))
 
     def _filled(self, which: Sequence[int], tails: Pair) -> dict[str, Any]:
         """Encode the pages that these sequences have filled; the attributes that say so. Planes are written at once,
@@ -192,7 +180,7 @@ class PagePool:
     def _encoded(self, s: int, i: int, tails: Pair) -> BlockSide:
         """A side that holds nothing but the page that a sequence has filled."""
         side, rows = self._side(s, i, len(self._slots[i])), mx.contiguous(tails[s][i])
-        side.append(rows[None], rows)
+        side.append(rows)
         if side.waiting is not None:
             side.waiting.view()
         return side
@@ -228,7 +216,8 @@ class PagePool:
                     assert held.array is not None
                     plane.array, plane.length = held.array[at], len(slots)
             rows, prefixes = self.tails[s][i], self._prefixes[s]
-            side.tail = rows[:, :n_tail] if n_tail else None
+            if n_tail:
+                side.tails, side.n_tail = rows[None], n_tail
             if prefixes is not None and first == 0:
                 n_prefix = min(offset, side.n_prefix)
                 side.prefix = mx.contiguous((prefixes[i] if offset >= PAGE else rows)[:, :n_prefix])
@@ -263,6 +252,13 @@ def _without_rows(side: BlockSide) -> BlockSide:
     made = BlockSide(side.codec, side.n_prefix, side.encoder, means=means, scale=scale, tiled=side.tiled)
     made.rolls_back = side.rolls_back
     return made
+
+
+def _prefix_of(side: BlockSide) -> mx.array:
+    """f16 [n_kv_heads, n_prefix, head_dim]: zeros after what there is of the exact prefix."""
+    if side.prefix is None:
+        return mx.zeros((side.n_heads or 0, side.n_prefix, side.codec.head_dim), dtype=mx.float16)
+    return padded(side.prefix, side.n_prefix)
 
 
 def _pooled(planes: Sequence[Plane]) -> Plane:

@@ -10,8 +10,8 @@ import numpy as np
 
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf.errors import shown
+from tqgguf.runtime.kv.pages import PAGE
 from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole
-from tqgguf.runtime.kv.side_view import PAGE
 
 _EMPTY, _FULL = N_SCALARS + 3, N_SCALARS + 8  # entries of a state: a full one has sizes and arrays
 

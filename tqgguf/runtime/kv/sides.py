@@ -1,8 +1,8 @@
 """How one side (K or V) of one layer is stored in a block type, and what a step of attention may read of it.
 
 `BlockSide` keeps whole pages as planes of codes and scales, the unfilled page as an f16 tail, and the first tokens (the
-exact prefix) in f16. It answers with a `SideView`, whose readings are by absolute token position, as `FloatSide` does
-for float types. Knows nothing of queries, masks or mlx-lm.
+exact prefix) in f16. Long steps read it as a `SideView`, as they do a `FloatSide`; steps within a page read its `pages`
+and its tail. Knows nothing of queries, masks or mlx-lm.
 """
 
 from __future__ import annotations
@@ -12,26 +12,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import mlx.core as mx
-from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import FormatError
-from tqgguf.runtime.kernels.tiles import can_be_tiled, to_rows, to_tiles
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv.block_ops import to_f16
+from tqgguf.runtime.kv.pages import PAGE, SidePages, SideView
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.saved import as_saved, expect, expect_squares
-from tqgguf.runtime.kv.side_view import PAGE, SideView
+from tqgguf.runtime.kv.tiles import can_be_tiled, to_rows, to_tiles
 
 
 class PageEncoder(Protocol):
-    """The part of a backend's reading that makes blocks of a page's rows [n_kv_heads, PAGE, head_dim]."""
+    """The part of a backend that makes blocks of a page's rows [n_kv_heads, PAGE, head_dim]; see `Backend`."""
 
-    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """f16 or f32 rows to codes uint8 and scales f16, both [n_kv_heads, tokens, ...]."""
+    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]: ...
 
-    def check_finite(self, codec: Codec, rows: mx.array) -> None:
-        """EncodeError where a page's f16 rows hold a value that is not finite; GPUs do not look."""
+    def check_finite(self, codec: Codec, rows: mx.array) -> None: ...
 
     def encode_pages(
         self,
@@ -42,59 +39,23 @@ class PageEncoder(Protocol):
         centred: bool,
         scale: mx.array | None,
         tiled: bool = False,
-    ) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Whole pages of rows to codes and scales [pages, n_kv_heads, PAGE, ...], and their means if `centred`."""
+    ) -> tuple[mx.array, mx.array, mx.array | None]: ...
 
-    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
-        """f16 [n_kv_heads, head_dim]: the mean of f16 rows from n_skipped on."""
-
-    def join(self, tail: mx.array | None, new: mx.array) -> mx.array:
-        """f16 rows [n_kv_heads, tokens, head_dim] and new ones [1, ...] of any float type after them: f16."""
-
-    def join_sides(
-        self, tails: tuple[mx.array | None, mx.array | None], new: tuple[mx.array, mx.array]
-    ) -> tuple[mx.array, mx.array]:
-        """`join` for K and V, which hold equally many tokens."""
-
-    def host_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
-        """New rows [1, n_kv_heads, tokens, head_dim] in a float type, by numpy; None where that does not serve."""
+    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array: ...
 
 
 class Waiting:
     """Whole pages that are not encoded before the queries of page 0 are known, or nobody can bring them any more."""
 
     def __init__(self, side: BlockSide, rows: mx.array) -> None:
-        self._side, self._rows = side, rows
+        self._side, self.rows = side, rows
         self._view: SideView | None = None
 
     def view(self) -> SideView:
         """What the step that brought the rows reads, its pages encoded."""
         if self._view is None:
-            self._view = self._side.encode_waiting(self._rows)
+            self._view = self._side.encode_waiting(self.rows)
         return self._view
-
-
-class Growth:
-    """New rows [1, n_kv_heads, rows, head_dim] of K and V that only make tails longer.
-
-    The attention that reads them joins them; whoever else needs tails before that, or none attends, calls `join`.
-    """
-
-    def __init__(self, sides: tuple[BlockSide, BlockSide], new: tuple[mx.array, mx.array]) -> None:
-        self.sides, self.new = sides, new
-        self.rows: tuple[mx.array, mx.array] | None = None
-
-    def join(self) -> tuple[mx.array, mx.array]:
-        """Both tails with the new rows."""
-        if self.rows is None:
-            k, v = self.sides
-            self.take(k.encoder.join_sides((k.tail, v.tail), self.new))
-        assert self.rows is not None
-        return self.rows
-
-    def take(self, rows: tuple[mx.array, mx.array]) -> None:
-        """The tails as somebody has joined them."""
-        self.rows = self.sides[0].tail, self.sides[1].tail = rows
 
 
 @dataclass(frozen=True)
@@ -125,63 +86,92 @@ class BlockSide:
     codes: Plane = field(default_factory=Plane)
     scales: Plane = field(default_factory=Plane)
     prefix: mx.array | None = None
-    tail: mx.array | None = None
+    tails: mx.array | None = None
+    """f16 [1, n_kv_heads, PAGE, head_dim]: the rows after the last whole page, and whatever lies after them."""
+    n_tail: int = 0
+    """How many rows of `tails` are there."""
+    n_written: int = -1
+    """Rows of `tails` that a backend may have written in place: where there are no more of them than `n_tail`, nobody
+    else reads what comes after."""
     means: Plane | None = None
     scale: ChannelScale | None = None
     waiting: Waiting | None = None
     tiled: bool = False
-    """Whether codes are held in the order of `kernels.tiles`."""
+    """Whether codes are held in the order of `kv.tiles`."""
     rolls_back: bool = False
     """Whether `last_page` is kept, which makes cuts inside that page exact."""
     last_page: LastPage | None = None
-    _last_view: SideView | None = None
-    _cut_view: SideView | None = None
-    """`_last_view` without the pages in front that no query sees."""
+    _pages: SidePages | None = None
 
     @property
     def end_page(self) -> int:
         """The page that the tail belongs to."""
         return self.first_page + self.codes.length
 
-    def append(self, new: mx.array, joined: mx.array | None = None) -> SideView:
-        """Add rows [1, n_kv_heads, tokens, head_dim]; pages that become full are encoded, or wait. None may be waiting.
+    @property
+    def tail(self) -> mx.array | None:
+        """f16 [n_kv_heads, tokens, head_dim]: the rows after the last whole page; None where there are none."""
+        return self.tails[0, :, : self.n_tail] if self.tails is not None and self.n_tail else None
 
-        joined: tail and new rows as `PageEncoder.join` has them, if that was done. Returns what this step reads.
-        """
+    @tail.setter
+    def tail(self, rows: mx.array | None) -> None:
+        self.n_tail, self.n_written = 0 if rows is None else rows.shape[1], -1
+        self.tails = None if rows is None or not self.n_tail else padded(rows, PAGE)[None]
+
+    def append(self, rows: mx.array) -> SideView:
+        """Take the tail's rows with new ones after them, f16 [n_kv_heads, tokens, head_dim], for both. Pages that
+        become full are encoded, or wait. None may be waiting. Returns what this step reads."""
         start = self.end_page * PAGE
-        rows = self.encoder.join(self.tail, new) if joined is None else joined
         for page in _whole_pages(rows):
             self.encoder.check_finite(self.codec, page)  # the exact prefix too, and before anything changes
         if start == 0 and (0 if self.prefix is None else self.prefix.shape[1]) < self.n_prefix:
             self.prefix = mx.contiguous(rows[:, : self.n_prefix])  # a copy: a slice would keep all rows alive
+            self._pages = None
         if self.scale is not None and self.scale.is_open and rows.shape[1] >= PAGE:
-            self.tail, self.waiting = rows, Waiting(self, rows)
-            return self._view(rows, start)
-        self._encode_pages(rows)
-        return self._view(rows, start)
+            self.tail, self.waiting = None, Waiting(self, rows)
+        else:
+            self._encode_pages(rows)
+        return self.pages.view(rows, start)
 
     def can_grow(self, n_rows: int) -> bool:
         """Whether that many new rows only make the tail longer: no page fills, the exact prefix is complete."""
-        if self.tail is None or self.waiting is not None:
+        if self.waiting is not None or self.n_tail + n_rows >= PAGE:
             return False
-        n_held = self.tail.shape[1]
-        return n_held + n_rows < PAGE and (n_held >= self.n_prefix or self.end_page > 0)
+        return self.end_page > 0 or (self.tails is not None and self.n_tail >= self.n_prefix)
 
-    def grown(self, rows: mx.array, seen_from: int = 0) -> SideView:
-        """What a step reads that `can_grow` holds for, by its tail with the new rows (or without them yet): the pages
-        from `seen_from` on."""
-        last, codes = self._last_view, self.codes.read()
-        scale = self.channel_scale
-        same = last is not None and last.codes is codes and last.prefix is self.prefix and last.channel_scale is scale
-        if last is None or not same or last.rows_start != self.end_page * PAGE:
-            last = self._last_view = self._view(rows, self.end_page * PAGE)
-            self._cut_view = None
-        if seen_from <= self.first_page:
-            return last.with_rows(rows)
-        cut = self._cut_view
-        if cut is None or cut.pages_start != seen_from:
-            cut = self._cut_view = last.starting_at(seen_from)
-        return cut.with_rows(rows)
+    def room(self) -> mx.array:
+        """`tails`, made where there are none."""
+        if self.tails is None:
+            self.take(mx.zeros((1, self.n_heads or 0, PAGE, self.codec.head_dim), dtype=mx.float16), 0)
+        assert self.tails is not None
+        return self.tails
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether nobody else reads what lies after the tail's last row."""
+        return self.n_written == self.n_tail
+
+    def take(self, tails: mx.array, n_tail: int) -> None:
+        """Other tails, in which so many rows are there."""
+        self.tails, self.n_tail, self.n_written = tails, n_tail, n_tail
+
+    @property
+    def pages(self) -> SidePages:
+        """The whole pages, for as long as there are no others."""
+        if self._pages is None:
+            means = None if self.means is None else self.means.array
+            self._pages = SidePages(
+                self.codec,
+                self.codes.array,
+                self.scales.array,
+                self.first_page,
+                self.end_page,
+                self.prefix,
+                means,
+                self.channel_scale,
+                self.tiled,
+            )
+        return self._pages
 
     def encode_waiting(self, rows: mx.array) -> SideView:
         """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""
@@ -192,7 +182,7 @@ class BlockSide:
         self._encode_pages(rows)
         if self.last_page is not None and self.end_page == 1:
             self.last_page = LastPage(self.last_page.rows, open_scale)
-        return self._view(rows, 0)
+        return self.pages.view(rows, 0)
 
     def _encode_pages(self, rows: mx.array) -> None:
         end = rows.shape[1] // PAGE * PAGE
@@ -205,7 +195,7 @@ class BlockSide:
                 scale=self.channel_scale,
                 **({"tiled": True} if self.tiled else {}),
             )
-            self._last_view = self._cut_view = None  # who holds a slice of a plane makes its next append a copy
+            self._pages = None  # who holds a plane makes its next append a copy
             self.codes.append(codes)
             self.scales.append(scales)
             if self.means is not None and means is not None:
@@ -214,24 +204,7 @@ class BlockSide:
                 page = rows[:, end - PAGE : end]
                 # a copy where there are others: a slice would keep all rows alive
                 self.last_page = LastPage(page if rows.shape[1] == PAGE else mx.contiguous(page))
-        rest = rows.shape[1] - end
-        if rest and end:
-            rows = rows[:, end:]
-        self.tail = rows if rest else None
-
-    def _view(self, rows: mx.array, start: int) -> SideView:
-        return SideView(
-            codec=self.codec,
-            rows=rows,
-            rows_start=start,
-            codes=self.codes.read(),
-            scales=self.scales.read(),
-            pages_start=self.first_page,
-            prefix=self.prefix,
-            page_means=None if self.means is None else self.means.read(),
-            channel_scale=self.channel_scale,
-            tiled=self.tiled,
-        )
+        self.tail = rows[:, end:] if end < rows.shape[1] else None
 
     @property
     def planes(self) -> list[Plane]:
@@ -245,14 +218,14 @@ class BlockSide:
             for plane in self.planes:
                 plane.drop_front(count)
             self.first_page += count
-            self.prefix = None
+            self.prefix = self._pages = None
 
     def truncate(self, length: int) -> None:
         """Keep the tokens before `length`. A cut inside an encoded page brings its rows back where they are kept; else
         its decoded values become the tail."""
         page, rest = divmod(length, PAGE)
         if page >= self.end_page:
-            self.tail = self.tail[:, :rest] if self.tail is not None and rest else None
+            self.n_tail = min(self.n_tail, rest)
         else:
             slot = page - self.first_page
             tail = None
@@ -262,22 +235,17 @@ class BlockSide:
                 if last.scale is not None:
                     self.scale = last.scale.copy()
             elif rest:
-                tail = to_f16(self._view(mx.zeros((0,)), 0).decoded(page, page + 1))[:, :rest]
+                tail = to_f16(self.pages.decoded(page, page + 1))[:, :rest]
                 if page == 0 and self.prefix is not None:
                     tail = mx.concatenate([self.prefix, tail[:, self.prefix.shape[1] :]], axis=1)[:, :rest]
             for plane in self.planes:
                 plane.truncate(slot)
             self.tail = tail
+        self._pages = None
         if self.first_page == 0 and length < self.n_prefix:
             self.prefix = self.prefix[:, :length] if self.prefix is not None and length else None
         if self.scale is not None:
             self.scale.forget(length)
-
-    def to_length(self, rows: mx.array | None, length: int) -> mx.array:
-        """f16 rows of this side, or none, as [n_kv_heads, length, head_dim]: zeros after those that there are."""
-        if rows is None:
-            return mx.zeros((self.n_heads or 0, length, self.codec.head_dim), dtype=mx.float16)
-        return mx.pad(rows, [(0, 0), (0, length - rows.shape[1]), (0, 0)])
 
     @property
     def channel_scale(self) -> mx.array | None:
@@ -288,7 +256,8 @@ class BlockSide:
     def nbytes(self) -> int:
         """Of everything that is held, the rows of the last page included."""
         last = () if self.last_page is None else self.last_page.arrays
-        held = (*self.planes, self.prefix, self.tail, self.channel_scale, *last)
+        waiting = None if self.waiting is None else self.waiting.rows
+        held = (*self.planes, self.prefix, self.tails, waiting, self.channel_scale, *last)
         return sum(x.nbytes for x in held if x is not None)
 
     def arrays(self) -> tuple[mx.array | None, ...]:
@@ -341,38 +310,30 @@ class BlockSide:
         self.first_page = first_page
         held = codes if codes is None or tiled == self.tiled else (to_tiles if self.tiled else to_rows)(codec, codes)
         self.codes, self.scales = Plane(held, pages), Plane(scales, pages)
-        self.prefix, self.tail = prefix, tail
+        self.prefix, self.tail, self._pages = prefix, tail, None
 
     def copy(self) -> BlockSide:
         """The same contents; what is appended to the copy does not show in the original. Nothing may be waiting."""
-        means = None if self.means is None else self.means.copy()
-        scale = None if self.scale is None else self.scale.copy()
-        return BlockSide(  # not `replace`, which takes a decode step ten times as long
-            self.codec,
-            self.n_prefix,
-            self.encoder,
-            self.first_page,
-            self.codes.copy(),
-            self.scales.copy(),
-            self.prefix,
-            self.tail,
-            means,
-            scale,
-            self.waiting,
-            self.tiled,
-            self.rolls_back,
-            self.last_page,
-            self._last_view,
-            self._cut_view,
-        )
+        made = BlockSide.__new__(BlockSide)  # not `replace`, which takes a decode step ten times as long
+        made.__dict__.update(self.__dict__)
+        made.codes, made.scales, made.n_written = self.codes.copy(), self.scales.copy(), -1
+        made.means = None if self.means is None else self.means.copy()
+        made.scale = None if self.scale is None else self.scale.copy()
+        return made
 
     @property
     def n_heads(self) -> int | None:
         """KV heads, None while there are no rows."""
-        rows = self.tail if self.tail is not None else self.prefix
-        if rows is not None:
-            return rows.shape[0]
-        return None if self.codes.array is None else self.codes.array.shape[1]
+        if self.waiting is not None:
+            return self.waiting.rows.shape[0]
+        held = ((self.tails, 1), (self.codes.array, 1), (self.prefix, 0))
+        return next((array.shape[axis] for array, axis in held if array is not None), None)
+
+
+def padded(rows: mx.array, length: int) -> mx.array:
+    """Rows [n_kv_heads, tokens, head_dim] as [n_kv_heads, length, head_dim]: zeros after those that there are."""
+    missing = length - rows.shape[1]
+    return mx.pad(rows, [(0, 0), (0, missing), (0, 0)]) if missing else rows
 
 
 def _whole_pages(rows: mx.array) -> list[mx.array]:

@@ -22,16 +22,10 @@ from tqgguf.runtime.attention.products import product
 from tqgguf.runtime.layers import weights
 from tqgguf.runtime.layers.matrices import OwnLinear
 from tqgguf.runtime.native.library import Library, Matrix, row_matrix
-
-MOST_SINGLE_ROWS = 16
-"""Rows of x up to which each is multiplied by itself in C; decoding the whole matrix costs more than so many passes.
-Measured: with 24 both take as long."""
+from tqgguf.runtime.native.worth import MOST_SINGLE_ROWS, SLOW_PATHS
 
 TILE_VALUES = 1 << 20
 """Values that are decoded at a time for the BLAS: 4 MB, which stay in the caches. Measured."""
-
-SLOW_PATHS = ("portable",)
-"""Paths on which a product of packed rows takes longer than one of float32 rows by OpenBLAS. Measured."""
 
 # Where a block's f16 scales lie in it, in units of two bytes; its values are finite if and only if they are.
 _SCALES_AT = {

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
-from tqgguf.runtime.layers.packed_rows import MOST_SINGLE_ROWS, RowsLinear
+from tqgguf.runtime.layers.packed_rows import RowsLinear
 from tqgguf.runtime.layers.rope import FactoredRoPE, Turns
 from tqgguf.runtime.native.library import ACTIVATIONS, Layer, Library, address
+from tqgguf.runtime.native.worth import MOST_SINGLE_ROWS
 
 _LINEARS = (
     *(f"self_attn.{name}_proj" for name in "qkvo"),

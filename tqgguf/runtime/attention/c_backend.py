@@ -1,4 +1,4 @@
-"""Attention, decoding and encoding by the C library: the reading of a CPU that has it.
+"""Attention, decoding and encoding by the C library: the backend of a CPU that has it.
 
 Steps are answered in C straight from the planes; on the slow paths long ones go the way of `attend.attend`, with
 pages decoded in C. What C does not do (some encoders, head sizes that 32 does not divide) is left to numpy, whose fast
@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.codec import Codec
-from tqgguf.runtime.attention.readings import NumpyReading, Reads
+from tqgguf.runtime.attention.arithmetic import NumpyArithmetic
+from tqgguf.runtime.attention.backend import NumpyBackend
+from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.kv import block_ops
-from tqgguf.runtime.kv.side_view import PAGE, SideView, cuts, prefix_length
+from tqgguf.runtime.kv.pages import PAGE, Query, SidePages, SideView, cuts, prefix_length
 from tqgguf.runtime.native.library import (
     KINDS,
     AttentionStep,
@@ -39,11 +41,24 @@ _QUERY_KINDS = {mx.float16: KINDS["f16"], mx.bfloat16: KINDS["bf16"], mx.float32
 _F16 = KINDS["f16"]
 
 
-class CReading(NumpyReading):
-    """numpy's reading with C in the places that count. most_rows replaces the path's own limit of MOST_ROWS."""
+class CArithmetic(NumpyArithmetic):
+    """numpy's, with pages decoded in C."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def decode(self, side: SidePages, first: int, last: int) -> Any:
+        if not is_supported(side.codec):
+            return super().decode(side, first, last)
+        lo, hi = first - side.first_page, last - side.first_page
+        return self._library.decode_pages(side.codec, np.asarray(side.codes)[lo:hi], np.asarray(side.scales)[lo:hi])
+
+
+class CBackend(NumpyBackend):
+    """numpy's way with C in the places that count. most_rows replaces the path's own limit of MOST_ROWS."""
 
     def __init__(self, library: Library, most_rows: int | None = None) -> None:
-        self.library, self.most_rows = library, most_rows
+        self.library, self.most_rows, self.arithmetic = library, most_rows, CArithmetic(library)
 
     def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
         """A page's rows [n_kv_heads, tokens, head_dim] to planes; numpy refuses what cannot be encoded."""
@@ -58,37 +73,29 @@ class CReading(NumpyReading):
         codes, scales = encoded
         return mx.array(codes), mx.array(scales)
 
-    def decode(self, side: SideView, first: int, last: int) -> Any:
-        if not is_supported(side.codec):
-            return super().decode(side, first, last)
-        lo, hi = first - side.pages_start, last - side.pages_start
-        return self.library.decode_pages(side.codec, np.asarray(side.codes)[lo:hi], np.asarray(side.scales)[lo:hi])
-
-    def answer(
+    def attend(
         self,
         q: mx.array,
         k: SideView,
         v: SideView,
         *,
         offset: int,
-        scale: float,
-        window: int | None,
-        sinks: mx.array | None,
-        reads: Reads | None,
-        own_from_blocks: bool,
-    ) -> mx.array | None:
-        """`attend.attend`, or None for a step that C does not take."""
+        query: Query,
+        reads: Reads | None = None,
+        own_from_blocks: bool = False,
+    ) -> mx.array:
         n_rows = q.shape[2]
         most = self.most_rows or MOST_ROWS.get(self.library.path_name, n_rows)
         if n_rows > most or q.dtype not in _QUERY_KINDS or not (is_supported(k.codec) and is_supported(v.codec)):
-            return None
-        step = _Step(q, k, v, scale, window, sinks)
+            how: dict[str, Any] = {"reads": reads, "own_from_blocks": own_from_blocks}
+            return super().attend(q, k, v, offset=offset, query=query, **how)
+        step = _Step(q, k, v, query)
         n_encoded = min(k.end_page, v.end_page) * PAGE if own_from_blocks else 0
         pages = [(lo, hi, lo < n_encoded) for lo, hi in pairwise(cuts(offset, offset + n_rows))]
         parts = [step.attend(self.library, lo - offset, lo, hi - lo, own) for lo, hi, own in pages]
         if reads is not None:
             for lo, hi, own in pages:
-                reads.count_page(lo, hi, k.codec, v.codec, window, step.n_prefix, own)
+                reads.count_page(lo, hi, k.codec, v.codec, query.window, step.n_prefix, own)
         out = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         answer = mx.array(out[None])
         return answer if answer.dtype == q.dtype else block_ops.as_float(answer, q.dtype)
@@ -118,7 +125,7 @@ class _Side:
             return row_plane(self.kind, self.rows, first * PAGE - self.view.rows_start, PAGE)
         if self.planes is None:
             return Plane(kind=self.kind)
-        skip = first - self.view.pages_start
+        skip = first - self.view.first_page
         return page_plane(self.kind, *(plane[skip:] for plane in self.planes))
 
     def exact_prefix(self) -> Plane:
@@ -133,17 +140,15 @@ class _Side:
 class _Step:
     """A step's arrays as the library takes them; keeps alive what the structure points to."""
 
-    def __init__(
-        self, q: mx.array, k: SideView, v: SideView, scale: float, window: int | None, sinks: mx.array | None
-    ) -> None:
-        query = q.view(mx.uint16) if q.dtype == mx.bfloat16 else q  # no lazy operation where none is needed
+    def __init__(self, q: mx.array, k: SideView, v: SideView, query: Query) -> None:
+        queries = q.view(mx.uint16) if q.dtype == mx.bfloat16 else q  # no lazy operation where none is needed
         self.sides = _Side(k), _Side(v)
-        sinks = None if sinks is None else sinks.astype(mx.float32)
+        sinks = None if query.sinks is None else query.sinks.astype(mx.float32)
         extra = [a for a in (sinks, k.channel_scale, k.page_means) if a is not None]
-        mx.eval(query, *self.sides[0].arrays, *self.sides[1].arrays, *extra)
+        mx.eval(queries, *self.sides[0].arrays, *self.sides[1].arrays, *extra)
         for side in self.sides:
             side.load()
-        self.query = _with_plain_last_axis(query)[0]
+        self.query = _with_plain_last_axis(queries)[0]
         self.sinks, self.channel_scale, self.means = (
             None if a is None else np.ascontiguousarray(np.asarray(a)) for a in (sinks, k.channel_scale, k.page_means)
         )
@@ -163,12 +168,12 @@ class _Step:
             group=self.n_heads // n_kv_heads,
             first_page=self.start,
             n_prefix=self.n_prefix,
-            window=window or 0,
-            scale=scale,
+            window=query.window or 0,
+            scale=query.scale,
         )
         self.struct.k_pages, self.struct.v_pages = (side.pages(self.start) for side in self.sides)
         if self.means is not None:
-            skip = self.start - k.pages_start
+            skip = self.start - k.first_page
             self.struct.page_means = address(self.means) + skip * self.means.strides[0]
             self.struct.mean_page, self.struct.mean_head = self.means.strides[:2]
         if self.n_prefix:
