@@ -13,8 +13,8 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.formats.templates import process
 from tqgguf.formats.templates.messages import DroppedTextError, template_problem
 from tqgguf.formats.templates.process import TemplateLimitError
-from tqgguf.runtime.generation.chat import ChatTemplate
-from tqgguf.runtime.tokenizers.gguf_tokenizer import load_tokenizer
+from tqgguf.text.chat import ChatTemplate
+from tqgguf.text.gguf_tokenizer import load_tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hi"}

@@ -19,7 +19,7 @@ from tqgguf.cli.prompts import Texts, chat_turns, process_escapes, read_texts
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.blocks.cache_spec import PRESETS
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
-from tqgguf.runtime.generation.sampling_params import SamplingParams
+from tqgguf.text.sampling_params import SamplingParams
 
 TQGGUF = [sys.executable, "-c", "import sys; from tqgguf.cli.main import main; sys.exit(main())"]
 
@@ -360,7 +360,7 @@ def test_help_lists_every_option_under_a_heading_and_does_not_load_mlx() -> None
         ("plan --help", "numpy tqgguf.cli.run tqgguf.cli.bench tqgguf.cli.convert"),
         ("validate MODEL", "mlx gguf tokenizers jinja2 tqgguf.runtime tqgguf.cli.run tqgguf.cli.bench"),
         ("inspect MODEL", "mlx gguf tokenizers jinja2 tqgguf.cli.run tqgguf.cli.bench"),
-        ("plan -m MODEL", "mlx gguf tokenizers jinja2 tqgguf.cli.run tqgguf.cli.bench"),
+        ("plan -m MODEL", "mlx jinja2 tqgguf.cli.run tqgguf.cli.bench"),
     ],
 )
 def test_a_verb_imports_no_more_than_it_needs(argv: str, unneeded: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tqgguf.formats.errors import UnsupportedModelError
 from tqgguf.formats.models.vocabulary import Vocabulary, read_vocabulary
 from tqgguf.runtime.conversion.tokenizer_write import _implied_merges, tokenizer_backend
 from tqgguf.runtime.models.load import open_model
-from tqgguf.runtime.tokenizers.gguf_tokenizer import load_tokenizer
+from tqgguf.text.gguf_tokenizer import load_tokenizer
 
 TEXT = "the heron on the water, 1234 <|im_start|>user\n  in  it's"
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.models.embedded import embedded_model
-from tqgguf.runtime.generation.dry import Breakers, breaker_tokens, repetitions
-from tqgguf.runtime.generation.sampling import Sampler, SamplingParams
-from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
+from tqgguf.text.dry import Breakers, breaker_tokens, repetitions
+from tqgguf.text.gguf_tokenizer import Tokenizer, load_tokenizer
+from tqgguf.text.sampling import Sampler, SamplingParams
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "dry_llama_cpp.json").read_text())
 

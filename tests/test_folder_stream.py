@@ -11,10 +11,10 @@ from tiny_folders import byte_fallback, byte_level, write_json
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tqgguf.formats.errors import FormatError
-from tqgguf.runtime.tokenizers.bpe import BYTE_LETTERS
-from tqgguf.runtime.tokenizers.folder_stream import MOST_IDS, held_back
-from tqgguf.runtime.tokenizers.folder_tokenizer import FolderTokenizer, load_folder_tokenizer
-from tqgguf.runtime.tokenizers.text_stream import TextStream
+from tqgguf.text.bpe import BYTE_LETTERS
+from tqgguf.text.folder_stream import MOST_IDS, held_back
+from tqgguf.text.folder_tokenizer import FolderTokenizer, load_folder_tokenizer
+from tqgguf.text.text_stream import TextStream
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", "▁▁", "▁the", "the", "é", "é▁", "中", "🙂", ".", "'s", "▁.", "ab", "�", "Ġ"]

@@ -10,8 +10,8 @@ from tiny_models import CHAT_TEMPLATE, SPECIAL, vocabulary
 from tokenizers import Tokenizer, decoders, models, processors
 
 from tqgguf.formats.errors import FormatError, RequestError
-from tqgguf.runtime.tokenizers.folder_tokenizer import load_folder_tokenizer
-from tqgguf.runtime.tokenizers.text_stream import TextStream
+from tqgguf.text.folder_tokenizer import load_folder_tokenizer
+from tqgguf.text.text_stream import TextStream
 
 TEXTS = ["the other thing", "", " ", "a\n\n b\t", "Straße 🙂 中文 ñ", "ab  ab<s>"]
 START, TURN, END = (len(vocabulary()) - n for n in (3, 2, 1))

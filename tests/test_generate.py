@@ -14,10 +14,10 @@ from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.attention.steps import Step
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.generation.generate import Generation
-from tqgguf.runtime.generation.grid import round_chunk
-from tqgguf.runtime.generation.sampling import Sampler, SamplingParams
 from tqgguf.runtime.generation.session import Session, check_prompt
 from tqgguf.runtime.models.load import LoadedModel
+from tqgguf.text.grid import round_chunk
+from tqgguf.text.sampling import Sampler, SamplingParams
 
 TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()[1500:]  # natural text that every checkout has
 N_PROMPT, N_ANSWER = 300, 12  # two pages and a part of one

@@ -13,8 +13,8 @@ from tiny_models import TinyModel, write_tiny
 from tqgguf.cli.main import main
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.snapshots.read import open_snapshot
-from tqgguf.runtime.generation.chat import CHATML, ChatTemplate
-from tqgguf.runtime.generation.conversation import Conversation
+from tqgguf.text.chat import CHATML, ChatTemplate
+from tqgguf.text.conversation import Conversation
 
 # As Llama 3's and Gemma's: what a role is called, how a turn begins and ends.
 LLAMA3 = """{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}

@@ -19,8 +19,8 @@ from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.models.outline import outline_of_gguf
 from tqgguf.formats.snapshots.read import open_snapshot
 from tqgguf.runtime.generation.session import Session
-from tqgguf.runtime.tokenizers.byte_stream import ByteStream
-from tqgguf.runtime.tokenizers.text_stream import TextStream
+from tqgguf.text.byte_stream import ByteStream
+from tqgguf.text.text_stream import TextStream
 
 N = 24
 PROMPT = "the stone heron on the water by the boat "

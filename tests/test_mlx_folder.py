@@ -19,12 +19,12 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError, UnsupportedModelError
 from tqgguf.formats.models.config import resolve_context
-from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.generation.generate import Generation
-from tqgguf.runtime.generation.sampling import Sampler
-from tqgguf.runtime.generation.sampling_params import SamplingParams
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import open_model
+from tqgguf.text.chat import ChatTemplate
+from tqgguf.text.sampling import Sampler
+from tqgguf.text.sampling_params import SamplingParams
 
 GEMMA = {"sliding_window": 160, "sliding_window_pattern": 3, "tie_word_embeddings": False}
 LFM2 = {

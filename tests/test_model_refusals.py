@@ -20,9 +20,9 @@ from tqgguf.formats.gguf.model_keys import SERVED
 from tqgguf.formats.gguf.model_rules import judge_tensors
 from tqgguf.formats.gguf.parse import parse
 from tqgguf.formats.models.loading import tensor_shapes
-from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.models.architectures import ARCHITECTURES, build_model, parameter_names
 from tqgguf.runtime.models.load import open_model
+from tqgguf.text.chat import ChatTemplate
 
 # Refusals: kind of error (its exit status), what the line says, and what is changed in a sound file.
 

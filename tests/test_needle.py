@@ -25,7 +25,7 @@ from tqgguf.runtime.evaluation.needle import (
 )
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import LoadedModel, open_model
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 WORDS = (
     "the",

@@ -13,7 +13,7 @@ from tiny_models import ORACLE_CASES, TinyModel, write_tiny
 
 from tqgguf.cli.main import main
 from tqgguf.runtime.models.load import embedded_model, open_model
-from tqgguf.runtime.tokenizers.folder_tokenizer import load_folder_tokenizer
+from tqgguf.text.folder_tokenizer import load_folder_tokenizer
 
 PIECES = (
     "word ",

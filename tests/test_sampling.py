@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.runtime.generation.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, sampler_names
+from tqgguf.text.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, sampler_names
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "sampling_llama_cpp.json").read_text())
 OFF: dict[str, Any] = {"temp": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -14,7 +14,7 @@ import pytest
 
 from tqgguf.formats.templates.messages import DroppedTextError
 from tqgguf.formats.templates.process import PROCESS, TemplateFailureError, TemplateMistakeError
-from tqgguf.runtime.generation.chat import ChatTemplate
+from tqgguf.text.chat import ChatTemplate
 
 oracle: Any = pytest.importorskip("transformers.utils.chat_template_utils")
 

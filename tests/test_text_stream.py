@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import CONTROL, bpe_metadata, smollm2_tokenizer, spm_metadata
 
-from tqgguf.runtime.tokenizers.gguf_tokenizer import load_tokenizer
-from tqgguf.runtime.tokenizers.text_stream import TextStream
+from tqgguf.text.gguf_tokenizer import load_tokenizer
+from tqgguf.text.text_stream import TextStream
 
 # One token for each byte, whose id is the byte, then a control token.
 BYTES = load_tokenizer(bpe_metadata(tokens={"<end>": CONTROL}))

@@ -27,9 +27,9 @@ from vocabularies import (
 )
 
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
-from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer
-from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
-from tqgguf.runtime.tokenizers.pretokenizers import PRETOKENIZERS
+from tqgguf.text.bpe import build_pre_tokenizer
+from tqgguf.text.gguf_tokenizer import Tokenizer, load_tokenizer
+from tqgguf.text.pretokenizers import PRETOKENIZERS
 
 DATA = Path(__file__).parent / "data"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tqgguf.formats.gguf.reader import open_gguf
-from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
+from tqgguf.text.gguf_tokenizer import Tokenizer, load_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_FORMATS[name]), name)
     if name not in _NEEDS_MLX:
         raise AttributeError(f"module 'tqgguf' has no attribute {name!r}")
-    from tqgguf.runtime.missing_mlx import needs_mlx
+    from tqgguf.formats.missing_mlx import needs_mlx
 
     with needs_mlx(f"tqgguf.{name}"):
         return getattr(import_module(_NEEDS_MLX[name]), name)

@@ -13,7 +13,7 @@ from tqgguf.cli import options
 from tqgguf.cli.calibrate_request import CALIBRATE_FLAGS, CalibrateRequest
 from tqgguf.cli.options import MODEL_HEADING
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
-from tqgguf.runtime.missing_mlx import needs_mlx
+from tqgguf.formats.missing_mlx import needs_mlx
 
 _DEFAULT = CalibrateRequest()
 

@@ -8,7 +8,7 @@ from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.cli.ranges import EVALUATING, check_chunks, check_ranges
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
+from tqgguf.text.grid import DEFAULT_CHUNK
 
 _SHARED = {
     "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",

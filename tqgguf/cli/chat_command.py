@@ -8,9 +8,9 @@ from dataclasses import replace
 from tqgguf.cli import report
 from tqgguf.cli.progress import say
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generation.conversation import Conversation
-from tqgguf.runtime.generation.prompt_size import ContextFullError
 from tqgguf.runtime.generation.session import Session
+from tqgguf.text.conversation import Conversation
+from tqgguf.text.prompt_size import ContextFullError
 
 
 def chat(

@@ -14,7 +14,7 @@ from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_new_folder
 from tqgguf.formats.gguf.errors import readable, shown
 from tqgguf.formats.gguf.reader import open_gguf
-from tqgguf.runtime.missing_mlx import needs_mlx
+from tqgguf.formats.missing_mlx import needs_mlx
 
 if TYPE_CHECKING:
     from tqgguf.runtime.conversion.mlx_folder_write import Written

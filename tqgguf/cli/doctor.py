@@ -13,7 +13,7 @@ from tqgguf.cli import options
 from tqgguf.cli.doctor_request import DEFAULT_MEASURED, DOCTOR_FLAGS, DoctorRequest
 from tqgguf.cli.options import MODEL_HEADING
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments
-from tqgguf.runtime.missing_mlx import needs_mlx
+from tqgguf.formats.missing_mlx import needs_mlx
 
 _DEFAULT = DoctorRequest()
 

@@ -13,7 +13,7 @@ from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_chunks, check_ran
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
+from tqgguf.text.grid import DEFAULT_CHUNK
 
 DEFAULT_CHUNKS = 2
 

@@ -11,10 +11,10 @@ from tqgguf.cli.prompts import read_text, without_last_newline
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.gguf.errors import readable, shown
 from tqgguf.runtime import backends
-from tqgguf.runtime.generation.grid import round_chunk
 from tqgguf.runtime.models.load import OpenModel, embedded_model, open_model
 from tqgguf.runtime.models.loaded_model import LoadedModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder
+from tqgguf.text.grid import round_chunk
 from tqgguf.texts import default_text
 
 OWN_TEXT = "tqgguf's own text"

@@ -21,7 +21,7 @@ from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, 
 from tqgguf.runtime.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
 from tqgguf.runtime.kv.settings import check_cache_types
 from tqgguf.runtime.models.calibration_choice import choose_calibration
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 
 def find_needles(request: EvalRequest) -> int:

@@ -10,7 +10,7 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.quantities import parse_bytes
 from tqgguf.runtime.evaluation.cache_pairs import PLAIN, CachePair, requested_pairs
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK, round_chunk
+from tqgguf.text.grid import DEFAULT_CHUNK, round_chunk
 
 _SHARED = {
     "--help", "--version", "--model", "--batch-size", "--ubatch-size", "--kv-balance", "--cache-exact-first", "--json",

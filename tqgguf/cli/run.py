@@ -21,8 +21,8 @@ from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_argum
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.cache_spec import PRESETS
 from tqgguf.formats.errors import Problems, RequestError
-from tqgguf.runtime.generation.sampling_params import SamplingParams, sampler_names
-from tqgguf.runtime.missing_mlx import needs_mlx
+from tqgguf.formats.missing_mlx import needs_mlx
+from tqgguf.text.sampling_params import SamplingParams, sampler_names
 
 _DEFAULT = RunRequest()
 _SAMPLING = SamplingParams()

@@ -26,11 +26,7 @@ from tqgguf.formats.gguf.errors import readable, shown
 from tqgguf.formats.models.config import resolve_context
 from tqgguf.formats.templates.process import PROCESS
 from tqgguf.runtime import backends
-from tqgguf.runtime.generation.chat import ChatTemplate
-from tqgguf.runtime.generation.conversation import Conversation
-from tqgguf.runtime.generation.dry import breaker_tokens
 from tqgguf.runtime.generation.generate import Generation
-from tqgguf.runtime.generation.open_turn import OpenTurn, closing_notice
 from tqgguf.runtime.generation.prompt_cache import (
     PromptCache,
     agreed_spec,
@@ -38,11 +34,15 @@ from tqgguf.runtime.generation.prompt_cache import (
     open_prompt_cache,
     scales_differ,
 )
-from tqgguf.runtime.generation.prompt_size import check_prompt, check_text
-from tqgguf.runtime.generation.sampling import Sampler
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.kv.settings import check_cache_types, types_to_keep
 from tqgguf.runtime.models.calibration_choice import AUTO, OFF, ChosenCalibration, choose_calibration
+from tqgguf.text.chat import ChatTemplate
+from tqgguf.text.conversation import Conversation
+from tqgguf.text.dry import breaker_tokens
+from tqgguf.text.open_turn import OpenTurn, closing_notice
+from tqgguf.text.prompt_size import check_prompt, check_text
+from tqgguf.text.sampling import Sampler
 
 
 def run(request: RunRequest) -> int:

@@ -15,8 +15,8 @@ from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.gguf.errors import shown
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
-from tqgguf.runtime.generation.sampling_params import SamplingParams
+from tqgguf.text.grid import DEFAULT_CHUNK
+from tqgguf.text.sampling_params import SamplingParams
 
 Purpose = Literal["answer", "keep", "ask"]
 

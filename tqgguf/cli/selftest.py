@@ -8,7 +8,7 @@ import typer
 
 from tqgguf.cli import options
 from tqgguf.cli.verb import OUTPUT, ExamplesCommand, option
-from tqgguf.runtime.missing_mlx import needs_mlx
+from tqgguf.formats.missing_mlx import needs_mlx
 
 TESTED = "What is tested"
 

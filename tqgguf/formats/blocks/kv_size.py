@@ -1,7 +1,7 @@
 """How many bytes a KV cache holds: one formula for run, plan and snapshots.
 
 Summed over layers: whole pages held, with their means where K is balanced, the f16 tail and exact prefix, the channel
-scale, and once per token its id.
+scale, and once per token its id. In memory a tail has room for a whole page, of which only its rows are counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A GGUF file's vocabulary: token strings, types, scores, special ids and the tokens that end generation.
 
 This module reads and checks the `tokenizer.ggml.*` metadata, for whoever makes a tokenizer of it and for whoever judges
-the file. It does not know how text is split or merged: see `tokenizers.bpe` and `tokenizers.spm`.
+the file. It does not know how text is split or merged: see `text.bpe` and `text.spm`.
 The rules (which names end generation, which ids are assumed) are those of llama.cpp's `llama-vocab.cpp`.
 """
 

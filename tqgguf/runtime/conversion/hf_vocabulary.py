@@ -19,8 +19,8 @@ from tqgguf.formats.json_file import read_json
 from tqgguf.formats.models.vocabulary import SPACE, TokenType
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint
 from tqgguf.runtime.conversion.hf_parameters import number
-from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer
-from tqgguf.runtime.tokenizers.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS
+from tqgguf.text.bpe import build_pre_tokenizer
+from tqgguf.text.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS
 
 PIECES: Final = "tokenizer.model"
 

@@ -28,8 +28,8 @@ from tqgguf.formats.models.vocabulary import (
     read_vocabulary,
     utf8,
 )
-from tqgguf.runtime.tokenizers.bpe import build_pre_tokenizer, choose_pretokenizer
-from tqgguf.runtime.tokenizers.gguf_tokenizer import HIDDEN_TYPES, SPM_SPECIAL_IDS, Tokenizer
+from tqgguf.text.bpe import build_pre_tokenizer, choose_pretokenizer
+from tqgguf.text.gguf_tokenizer import HIDDEN_TYPES, SPM_SPECIAL_IDS, Tokenizer
 
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
 """Names in tokenizer_config.json -> roles of special tokens."""

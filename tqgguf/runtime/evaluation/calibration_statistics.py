@@ -26,10 +26,10 @@ from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import TURBO_PREFIX
 from tqgguf.formats.errors import EncodeError, RequestError
 from tqgguf.runtime.attention.steps import SequenceStep
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.kv.rope_layout import rope_layouts
 from tqgguf.runtime.models.loaded_model import LoadedModel
+from tqgguf.text.grid import DEFAULT_CHUNK
 
 Progress = Callable[[int, int], None]
 """Called with (tokens evaluated, tokens in all)."""

@@ -20,10 +20,10 @@ from tqgguf.runtime.attention.reads import Reads, Usage
 from tqgguf.runtime.evaluation.caches import Candidate
 from tqgguf.runtime.evaluation.scores import Logits, ReferenceRows, TokenScores
 from tqgguf.runtime.evaluation.statistics import PositionRange, Statistics, by_position, kld_profile, statistics
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
 from tqgguf.runtime.kv.pages import cuts
 from tqgguf.runtime.models.loaded_model import LoadedModel
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.grid import DEFAULT_CHUNK
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 TILE_BYTES = 64 << 20
 """Most float32 logits held of one cache at a time. Held at once are two such tiles, the reference's and another's, and

@@ -23,9 +23,9 @@ from tqgguf.runtime.evaluation.recommendation import (
     without_few_bits,
 )
 from tqgguf.runtime.evaluation.sensitivity import LayerSensitivity, measure_sensitivity
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
 from tqgguf.runtime.kv.settings import check_cache_types
 from tqgguf.runtime.models.loaded_model import LoadedModel
+from tqgguf.text.grid import DEFAULT_CHUNK
 
 TYPES = ("turbo2", "turbo3", "turbo4", "q8_0")
 """What is proposed where the model's heads can have it all."""

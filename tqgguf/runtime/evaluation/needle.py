@@ -17,14 +17,14 @@ import mlx.core as mx
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.reads import Reads
-from tqgguf.runtime.generation.chat import ChatTemplate
 from tqgguf.runtime.generation.generate import Generation
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK
-from tqgguf.runtime.generation.sampling import Sampler
-from tqgguf.runtime.generation.sampling_params import SamplingParams
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.loaded_model import LoadedModel
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.chat import ChatTemplate
+from tqgguf.text.grid import DEFAULT_CHUNK
+from tqgguf.text.sampling import Sampler
+from tqgguf.text.sampling_params import SamplingParams
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 ANSWER_TOKENS = 32
 N_DIGITS = 5

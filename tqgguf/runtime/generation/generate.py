@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.runtime.generation.sampling import Sampler
 from tqgguf.runtime.generation.session import Session
-from tqgguf.runtime.tokenizers.text_stream import TextStream
+from tqgguf.text.sampling import Sampler
+from tqgguf.text.text_stream import TextStream
 
 
 @dataclass

@@ -27,10 +27,10 @@ from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache, can_go_back
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers
-from tqgguf.runtime.generation.grid import DEFAULT_CHUNK, round_chunk
 from tqgguf.runtime.generation.prompt_pieces import PromptPieces
-from tqgguf.runtime.generation.prompt_size import check_prompt
 from tqgguf.runtime.models.load import LoadedModel
+from tqgguf.text.grid import DEFAULT_CHUNK, round_chunk
+from tqgguf.text.prompt_size import check_prompt
 
 CLEAR_CACHE_EVERY = 256  # decoded tokens after which mlx returns unused buffers
 

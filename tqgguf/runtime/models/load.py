@@ -27,7 +27,7 @@ from tqgguf.runtime.models.gguf_model import activations, read_model, tensor_pla
 from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, default_form
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 from tqgguf.runtime.native.library import load_library
-from tqgguf.runtime.tokenizers.gguf_tokenizer import Tokenizer, load_tokenizer
+from tqgguf.text.gguf_tokenizer import Tokenizer, load_tokenizer
 
 
 class LoadedGguf(LoadedModel):

@@ -11,7 +11,7 @@ import mlx.core as mx
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.fingerprint import Fingerprint
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) while weights load."""

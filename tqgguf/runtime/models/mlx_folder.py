@@ -33,7 +33,7 @@ from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.cpu_model import suit_cpu
 from tqgguf.runtime.models.folder_classes import classes_for, unread_notices
 from tqgguf.runtime.models.loaded_model import Form, LoadedModel, Progress, default_form
-from tqgguf.runtime.tokenizers.folder_tokenizer import FolderTokenizer, load_folder_tokenizer
+from tqgguf.text.folder_tokenizer import FolderTokenizer, load_folder_tokenizer
 
 DEFAULT_CONTEXT = 4096  # tokens, where config.json does not say
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 
 class ContextFullError(RequestError):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.runtime.tokenizers.library_errors import failing_as
+from tqgguf.text.library_errors import failing_as
 
 MOST_IDS: Final = 48
 """Of tokens that are decoded together: when there are more, the last ones stand for all."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqgguf.formats.templates.messages import TOKEN_VARIABLES, Message, conversation_variables, shown_messages
 from tqgguf.formats.templates.process import PROCESS, Budget
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 # What llama.cpp assumes for a model whose file has no template.
 CHATML = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 """By the first token of a sequence breaker, the tokens that may follow it: () where it is a breaker by itself."""

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF model, built from the file's metadata alone; token ids equal llama.cpp's.
 
-Puts together the vocabulary, the special tokens inside text and the model that cuts plain text (`tokenizers.bpe`,
-`tokenizers.spm`). Knows BOS, EOS and where generation ends. Does not know chats (see `chat`) or MLX.
+Puts together the vocabulary, the special tokens inside text and the model that cuts plain text (`text.bpe`,
+`text.spm`). Knows BOS, EOS and where generation ends. Does not know chats (see `chat`) or MLX.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tqgguf.formats.models.vocabulary import (
     read_vocabulary,
     utf8,
 )
-from tqgguf.runtime.tokenizers.bpe import BpeModel
-from tqgguf.runtime.tokenizers.byte_stream import ByteStream
-from tqgguf.runtime.tokenizers.special_tokens import BLANKS, SpecialTokens
-from tqgguf.runtime.tokenizers.spm import SpmModel
+from tqgguf.text.bpe import BpeModel
+from tqgguf.text.byte_stream import ByteStream
+from tqgguf.text.special_tokens import BLANKS, SpecialTokens
+from tqgguf.text.spm import SpmModel
 
 SPM_SPECIAL_IDS = {"unk": 0, "bos": 1, "eos": 2}  # what SentencePiece files mean when they name none
 HIDDEN_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)  # left out of shown text

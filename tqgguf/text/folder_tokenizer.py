@@ -16,10 +16,10 @@ from tokenizers import Tokenizer as Backend
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.formats.models.vocabulary import END_OF_GENERATION_TEXTS, NAMED_ROLES, utf8
-from tqgguf.runtime.tokenizers.bpe import BYTE_LETTERS
-from tqgguf.runtime.tokenizers.folder_decoder import suitable_decoder
-from tqgguf.runtime.tokenizers.folder_stream import FolderStream, decoded
-from tqgguf.runtime.tokenizers.library_errors import failing_as
+from tqgguf.text.bpe import BYTE_LETTERS
+from tqgguf.text.folder_decoder import suitable_decoder
+from tqgguf.text.folder_stream import FolderStream, decoded
+from tqgguf.text.library_errors import failing_as
 
 
 class FolderTokenizer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 _CHARACTER_TOKENS = 16  # over which a character may be spread: it has four bytes, and some tokens have none
 

@@ -13,7 +13,7 @@ from tokenizers import decoders
 
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.models.vocabulary import SPACE
-from tqgguf.runtime.tokenizers.library_errors import failing_as
+from tqgguf.text.library_errors import failing_as
 
 _PROBE: Final = "a b\nc"
 """A text that no normaliser in use changes, but for spaces and lines."""

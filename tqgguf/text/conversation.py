@@ -9,9 +9,9 @@ from typing import Any
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.templates.messages import DroppedTextError
-from tqgguf.runtime.generation.chat import ChatTemplate
-from tqgguf.runtime.generation.prompt_size import check_text
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.chat import ChatTemplate
+from tqgguf.text.prompt_size import check_text
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 _BEFORE = ({"role": "user", "content": "\u2060question\u2060"}, {"role": "assistant", "content": "\u2060answer\u2060"})
 """Stand for the messages in tokens that are held, while a template writes what follows them; no text has them."""

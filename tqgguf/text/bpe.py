@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import Sequence as Steps
 from tqgguf.formats.errors import UnsupportedModelError
 from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.vocabulary import PREFIX, SPACE, SURROGATE, Vocabulary, read_merges, read_name, utf8
-from tqgguf.runtime.tokenizers.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
+from tqgguf.text.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
 
 
 def _byte_letters() -> dict[str, int]:

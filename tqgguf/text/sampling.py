@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.runtime.generation.dry import Breakers, repetitions
-from tqgguf.runtime.generation.sampling_params import (
+from tqgguf.text.dry import Breakers, repetitions
+from tqgguf.text.sampling_params import (
     DEFAULT_SAMPLERS,
     MAX_SEED,
     SMALLEST_FLOAT32,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.generation.chat import ChatTemplate
-from tqgguf.runtime.tokenizers.text_tokenizer import TextTokenizer
+from tqgguf.text.chat import ChatTemplate
+from tqgguf.text.text_tokenizer import TextTokenizer
 
 _MARK = "\u2060the document\u2060"  # stands for the document while a template is cut in two; no text has it
 _SYSTEM = "\u2060the system prompt\u2060"  # likewise
