@@ -56,7 +56,7 @@ def is_possible(cache_type: str, head_dim: int) -> bool:
 
 
 def test_the_map_of_the_house_names_every_module_once() -> None:
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How to add")[0]
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The way of a row")[0]
     folders = re.split(r"^`(tqgguf/[\w/]*)`", text, flags=re.MULTILINE)[1:]
     rows = zip(folders[::2], folders[1::2], strict=True)
     named = [folder + name for folder, table in rows for name in re.findall(r"`([\w/]+\.py)`", table)]
