@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tqgguf
-from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.wording import readable
 from tqgguf.runtime import backends
 from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder

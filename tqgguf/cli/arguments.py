@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from tqgguf.cli.llama_flags import FLAGS, SWITCH, SWITCH_OR_AUTO, Fate, Flag
 from tqgguf.cli.other_flags import ELSEWHERE
 from tqgguf.formats.errors import Problems, RequestError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.quantities import parse_count
+from tqgguf.formats.wording import shown
 
 _ON = ("on", "enabled", "true", "1")
 _OFF = ("off", "disabled", "false", "0")

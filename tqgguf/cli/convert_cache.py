@@ -22,7 +22,6 @@ from tqgguf.formats.carriers.table import (
 )
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import FileKind
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.llama.from_snapshot import ExportOptions
@@ -33,6 +32,7 @@ from tqgguf.formats.models.model_path import model_path
 from tqgguf.formats.models.outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshots.fit import check_model
 from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.formats.wording import readable
 
 
 def convert_cache(request: ConvertRequest, source: End, target: End) -> int:

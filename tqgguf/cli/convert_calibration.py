@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tqgguf.cli.progress import say
 from tqgguf.formats.conversion.calibration_carrying import carry_calibration, find_calibration
-from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.wording import readable
 
 
 def take_calibration_along(source: str, target: str, *, in_original_order: bool = False) -> str | None:

@@ -10,8 +10,8 @@ from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.formats.carriers.table import head_kind
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.file_kind import HEAD_BYTES, FileKind, found_instead, gguf_kind
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import open_gguf
+from tqgguf.formats.wording import readable
 
 
 class End(StrEnum):

@@ -15,7 +15,7 @@ from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.ranges import INT32, Ranges, check_ranges
 from tqgguf.formats.conversion.weight_rules import FILE_TYPES
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import readable, shown
+from tqgguf.formats.wording import readable, shown
 
 Serves = Callable[[End, End], bool]
 """Whether a flag has an effect where the first end becomes the second."""

@@ -12,9 +12,9 @@ from tqgguf.cli.json_text import json_text
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
 from tqgguf.formats.atomic import check_new_folder
-from tqgguf.formats.gguf.errors import readable, shown
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.missing_mlx import needs_mlx
+from tqgguf.formats.wording import readable, shown
 
 if TYPE_CHECKING:
     from tqgguf.runtime.conversion.mlx_folder_write import Written

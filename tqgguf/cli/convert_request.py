@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 
 
 @dataclass(frozen=True)

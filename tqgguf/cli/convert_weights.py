@@ -18,9 +18,9 @@ from tqgguf.formats.conversion.files import Plan, PlannedTensor, write_plan
 from tqgguf.formats.conversion.gguf_to_gguf import plan_gguf
 from tqgguf.formats.conversion.weight_rules import summary
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import readable, shown
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.gguf.types import ggml_type_name
+from tqgguf.formats.wording import readable, shown
 
 
 def convert_weights(request: ConvertRequest) -> int:

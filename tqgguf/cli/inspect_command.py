@@ -13,10 +13,10 @@ from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
 from tqgguf.cli.json_text import json_text
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.file_kind import CACHE_KINDS, FileKind
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.inspection.cache import MLX_CACHE_KIND
 from tqgguf.formats.inspection.facts import Inspection, MetadataValue
 from tqgguf.formats.inspection.inspect import inspect as inspect_file
+from tqgguf.formats.wording import shown
 
 
 def inspect(request: InspectRequest) -> int:

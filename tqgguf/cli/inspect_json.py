@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tqgguf.cli.inspect_lists import FIRST_ELEMENTS
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.inspection.facts import KV_STEP, Inspection, MetadataValue
+from tqgguf.formats.wording import readable
 
 
 def as_json(

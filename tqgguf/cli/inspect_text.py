@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.printable import printable
 from tqgguf.formats.file_kind import FileKind, gguf_purpose
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.inspection.cache import CalibrationFacts, CodecUse, MlxCacheFacts, SnapshotFacts
 from tqgguf.formats.inspection.facts import KV_STEP, Inspection
 from tqgguf.formats.inspection.model import ModelFacts, PerLayer, RopeFacts, TokenizerFacts
 from tqgguf.formats.llama.reader import StateSummary, StreamSummary
+from tqgguf.formats.wording import readable
 
 Facts = Iterator[tuple[str, str]]
 _HASH_DIGITS = 12

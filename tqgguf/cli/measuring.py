@@ -9,7 +9,7 @@ from typing import Protocol
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.prompts import read_text, without_last_newline
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
-from tqgguf.formats.gguf.errors import readable, shown
+from tqgguf.formats.wording import readable, shown
 from tqgguf.runtime import backends
 from tqgguf.runtime.models.load import OpenModel, embedded_model, open_model
 from tqgguf.runtime.models.loaded_model import LoadedModel

@@ -13,7 +13,7 @@ from tqgguf.cli.figures import size
 from tqgguf.cli.plots import check_plots
 from tqgguf.formats.atomic import check_target, replacing
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import readable
+from tqgguf.formats.wording import readable
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #16191d; --soft: #565d66; --line: #d3d8de; --ground: #ffffff;

@@ -9,9 +9,9 @@ from typing import Any
 from tqgguf.cli.error_object import own_error
 from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.printable import printable
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.planning.memory_plan import GROWTH_SHARE, MOST_CONTEXT, CachePlan
 from tqgguf.formats.planning.model_plan import FIDELITY, LAST_RESORT, ModelPlan, pair_label
+from tqgguf.formats.wording import readable
 
 _WIDTH = 80
 _MOST_COLUMNS = 5

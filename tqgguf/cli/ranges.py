@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tqgguf.formats.errors import Problems, RequestError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.quantities import parse_count
+from tqgguf.formats.wording import shown
 
 INT32 = 2**31 - 1
 

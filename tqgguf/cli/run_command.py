@@ -22,9 +22,9 @@ from tqgguf.cli.terminal import Terminal
 from tqgguf.formats.atomic import check_target
 from tqgguf.formats.carriers.table import check_replaceable
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.formats.gguf.errors import readable, shown
 from tqgguf.formats.models.config import resolve_context
 from tqgguf.formats.templates.process import PROCESS
+from tqgguf.formats.wording import readable, shown
 from tqgguf.runtime import backends
 from tqgguf.runtime.generation.generate import Generation
 from tqgguf.runtime.generation.prompt_cache import (

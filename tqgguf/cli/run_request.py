@@ -14,7 +14,7 @@ from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import Problems, RequestError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 from tqgguf.text.grid import DEFAULT_CHUNK
 from tqgguf.text.sampling_params import SamplingParams
 

@@ -14,10 +14,10 @@ from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.unexpected import unexpected
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.file_search import find_files, group_sets
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.models.belonging import ModelIdentity
 from tqgguf.formats.rules.finding import Finding
 from tqgguf.formats.validation.files import Outcome, validate_files
+from tqgguf.formats.wording import readable
 
 SOUND, UNSOUND, UNREADABLE = 0, 1, 2
 

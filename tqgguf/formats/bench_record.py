@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any, Literal
 
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.json_file import read_json
+from tqgguf.formats.wording import shown
 
 FORMAT, VERSION = "tqgguf bench", 1
 REFERENCE = "f16/f16"

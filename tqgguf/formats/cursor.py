@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.rules.table import DefectError
 
 Buffer = bytes | mmap.mmap
@@ -34,8 +33,8 @@ class Cursor:
     the error of files of this kind.
     """
 
-    truncated = "truncated-header"
-    failure: type[DefectError] = GgufError
+    truncated: str
+    failure: type[DefectError]
 
     def __init__(self, buffer: Buffer, path: str, report: Report = raise_errors) -> None:
         self.report = report

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import MAGIC
+from tqgguf.formats.wording import shown
 
 HEAD_BYTES: Final = 512
 """Enough of a file's beginning for everything below."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([kmgt]?)(i?b)?", re.IGNORECASE)
 _COUNT = re.compile(r"[+-]?[0-9]{1,18}|[0-9]{1,9}(?:\.[0-9]{1,6})?[km]", re.IGNORECASE)

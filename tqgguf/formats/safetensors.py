@@ -17,11 +17,11 @@ from typing import Any, Final
 from tqgguf.formats.cursor import Buffer, Report, raise_errors
 from tqgguf.formats.errors import words_of
 from tqgguf.formats.file_kind import MAX_SAFETENSORS_HEADER
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import MAX_SIZE
 from tqgguf.formats.json_file import json_kind
 from tqgguf.formats.mapped_file import map_file
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.wording import shown
 
 _METADATA: Final = "__metadata__"
 _LENGTH_BYTES: Final = 8

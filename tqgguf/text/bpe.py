@@ -17,8 +17,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
 from tqgguf.formats.errors import UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.vocabulary import PREFIX, SPACE, SURROGATE, Vocabulary, read_merges, read_name, utf8
+from tqgguf.formats.wording import shown
 from tqgguf.text.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS, Pretokenizer
 
 

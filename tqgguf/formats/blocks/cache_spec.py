@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES, PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 
 if TYPE_CHECKING:
     from tqgguf.formats.blocks.codec import Side  # numpy is not needed to read a request

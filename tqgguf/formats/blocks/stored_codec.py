@@ -18,7 +18,7 @@ from tqgguf.formats.blocks.codebooks import CURRENT_GENERATION, HALVES
 from tqgguf.formats.blocks.codec import Codec, Side, holds, make_codec, resolve_codec, turbo_rotation
 from tqgguf.formats.blocks.rotation import Rotation
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 
 RotationKind = Literal["none", "hadamard", "signed"]
 """hadamard: without signs, as llama.cpp rotates quantised caches. signed: of turbo types."""

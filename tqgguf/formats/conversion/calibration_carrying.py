@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.models.belonging import ModelIdentity
 from tqgguf.formats.models.calibration import Calibration, is_made_for, read_calibration, write_calibration
@@ -24,6 +23,7 @@ from tqgguf.formats.models.calibration_files import beside, cached, candidates, 
 from tqgguf.formats.models.fingerprint import Fingerprint
 from tqgguf.formats.models.outline import original_layout, rope_layout
 from tqgguf.formats.snapshots.rope_order import channel_order
+from tqgguf.formats.wording import readable
 
 _SHOWN_DIGITS: Final = 16
 

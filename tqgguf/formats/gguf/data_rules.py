@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tqgguf.formats.cursor import Buffer
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.finite import DENSE, first_non_finite
 from tqgguf.formats.gguf.parse import ParsedGguf, TensorRecord
 from tqgguf.formats.gguf.rules import bad_alignment, data_start, fits, n_bytes
 from tqgguf.formats.gguf.types import GGML_TYPES
+from tqgguf.formats.wording import shown
 
 
 def judge_data(parsed: ParsedGguf, buffer: Buffer, progress: Callable[[int], None]) -> Iterator[GgufError]:

@@ -11,10 +11,11 @@ from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.parse import Entry
 from tqgguf.formats.gguf.rules import is_utf8
 from tqgguf.formats.gguf.types import FLOAT_TYPES, INTEGER_TYPES, MetadataType, ValueType
+from tqgguf.formats.wording import shown
 
 T = TypeVar("T")
 

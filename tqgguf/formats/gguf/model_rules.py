@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.model_keys import (
     ARCHITECTURE_KEYS,
     ARRAY_KEYS,
@@ -37,6 +37,7 @@ from tqgguf.formats.gguf.model_keys import (
 )
 from tqgguf.formats.gguf.parse import ARRAY_HEADER_BYTES, Entry, ParsedGguf, TensorRecord
 from tqgguf.formats.gguf.types import INTEGER_TYPES, ValueType
+from tqgguf.formats.wording import shown
 
 _BLOCK: Final = re.compile(r"blk\.(\d{1,9})\.(.+)", re.DOTALL)
 _TOKEN_ID: Final = re.compile(r"tokenizer\.ggml\.\w+_token_ids?")

@@ -2,7 +2,7 @@
 
 Everything that must hold to read on is checked here, before anything is allocated: lengths against the bytes left
 and against the limits, type ids, encodings. What can be read past is reported all the same. Whether the records make
-sense together (duplicates, alignment, sizes, overlaps) is judged in gguf_rules; the data section is not looked at.
+sense together (duplicates, alignment, sizes, overlaps) is judged in `rules`; the data section is not looked at.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from tqgguf.formats.cursor import U32, U64, Buffer, Cursor, Report, raise_errors
 from tqgguf.formats.file_kind import HEAD_BYTES, found_instead
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.types import (
     MAGIC,
     MAX_ARRAY_DEPTH,
@@ -36,6 +36,13 @@ from tqgguf.formats.gguf.types import (
     ValueType,
 )
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.wording import shown
+
+
+class HeaderCursor(Cursor):
+    truncated = "truncated-header"
+    failure = GgufError
+
 
 VERSION_DEFECTS = {
     0: ("version", "the file is damaged"),
@@ -125,7 +132,7 @@ def parse(buffer: Buffer, path: str, report: Report = raise_errors) -> ParsedGgu
     Every defect goes to `report`: by default the first error is raised, a GgufError. Where report returns, parsing
     goes on as far as it can, and the result holds what could be read.
     """
-    cursor = Cursor(buffer, path, report)
+    cursor = HeaderCursor(buffer, path, report)
     entries: list[Entry] = []
     tensors: list[TensorRecord] = []
     version = n_entries = n_tensors = 0

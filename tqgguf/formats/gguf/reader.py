@@ -22,13 +22,14 @@ import numpy as np
 from tqgguf.formats.cursor import Buffer, Report, raise_errors
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.gguf import rules as gguf_rules
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.metadata import MetadataAccess
 from tqgguf.formats.gguf.parse import ParsedGguf, parse
 from tqgguf.formats.gguf.split import judge_set, shard_paths
 from tqgguf.formats.gguf.types import GGML_TYPES, ggml_type_name
 from tqgguf.formats.mapped_file import forget_pages, map_file, release
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.wording import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from tqgguf.formats.cursor import Buffer
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.parse import ARRAY_HEADER_BYTES, Entry, ParsedGguf, TensorRecord
 from tqgguf.formats.gguf.types import (
     DEFAULT_ALIGNMENT,
@@ -24,6 +24,7 @@ from tqgguf.formats.gguf.types import (
     ValueType,
     ggml_type_name,
 )
+from tqgguf.formats.wording import shown
 
 ALIGNMENT_KEY = "general.alignment"
 

@@ -17,10 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.parse import ParsedGguf
 from tqgguf.formats.gguf.rules import find
 from tqgguf.formats.gguf.types import INTEGER_TYPES, MAX_SHARDS, ggml_type_name
+from tqgguf.formats.wording import shown
 
 SHARD_NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import numpy as np
 
 from tqgguf.formats.cursor import Buffer, Cursor
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.llama.cells import layers_begin, read_cells
 from tqgguf.formats.llama.format import (
     COLUMN_HEADER,
@@ -38,6 +37,7 @@ from tqgguf.formats.llama.recurrent import begins_recurrent
 from tqgguf.formats.llama.state import Cells, LayerRows, LlamaState, Memory, Stream
 from tqgguf.formats.llama.tokens import is_packed, unpack
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.wording import shown
 
 _MIN_CELL_BYTES = 12
 _MEMORY_NAMES = ("the base memory", "the window memory")

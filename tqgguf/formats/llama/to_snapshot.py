@@ -22,7 +22,6 @@ from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, RequestError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.types import ggml_type_name
 from tqgguf.formats.llama.blocks import form_of, group_bytes
 from tqgguf.formats.llama.file_rows import FileRows, file_rows
@@ -42,6 +41,7 @@ from tqgguf.formats.llama.state import LayerRows, LlamaState, Memory, Stream
 from tqgguf.formats.models.outline import CachedLayer, ModelOutline, outline_of_widths, rope_layout
 from tqgguf.formats.snapshots.rope_order import ReorderedRows, channel_order
 from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, LayerSnapshot, SideSnapshot, Snapshot, bad_token
+from tqgguf.formats.wording import shown
 
 CARRIER = "llama.cpp"
 MEMORIES = ("base", "window")

@@ -22,11 +22,11 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.finite import first_non_finite, no_progress
 from tqgguf.formats.mlx.affine import BITS, GROUP_SIZES
 from tqgguf.formats.rules.table import DefectError
 from tqgguf.formats.safetensors import SafetensorsFile
+from tqgguf.formats.wording import shown
 
 Layout = Literal["current", "before"]
 LAYOUTS: Final[tuple[Layout, ...]] = ("current", "before")

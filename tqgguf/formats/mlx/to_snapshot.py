@@ -21,12 +21,12 @@ from tqgguf.formats.blocks.balance import NOT_ROTATED, RopeLayout
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, RequestError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.mlx.cache import FLOATS, QUANTIZED, ROTATING, MlxArray, MlxCache, MlxLayer
 from tqgguf.formats.mlx.rows import AffineRows, FloatRows
 from tqgguf.formats.models.outline import CachedLayer, ModelOutline, original_layout
 from tqgguf.formats.snapshots.rope_order import ReorderedRows, channel_order
 from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, LayerSnapshot, Rows, SideSnapshot, Snapshot, bad_token
+from tqgguf.formats.wording import shown
 
 CARRIER = "mlx-lm"
 OWN_PREFIX = "tqgguf_"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tqgguf.formats.file_kind import FileKind, check_is_model
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.models.fingerprint import KEYS, Fingerprint, fingerprint_folder, fingerprint_gguf, read_fingerprint
 from tqgguf.formats.models.model_path import model_path
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.wording import readable
 
 RULES_OF_PARTS: Final[dict[FileKind, dict[str, str]]] = {
     FileKind.SNAPSHOT: {

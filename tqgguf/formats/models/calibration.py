@@ -29,10 +29,10 @@ from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.cursor import raise_errors
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.file_kind import FileKind, gguf_kind, gguf_purpose
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.reader import GGUFFile, open_gguf
 from tqgguf.formats.models.fingerprint import Fingerprint, read_fingerprint
 from tqgguf.formats.rules.table import DefectError
+from tqgguf.formats.wording import shown
 
 GENERAL_TYPE = "kv-calibration"
 VERSION = 1

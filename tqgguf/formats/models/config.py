@@ -14,11 +14,12 @@ import numpy as np
 
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.model_keys import MAX_LAYERS, MAX_SIZE
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.gguf.tensor_values import undecodable
 from tqgguf.formats.gguf.types import GGML_TYPES
+from tqgguf.formats.wording import shown
 
 # Far beyond any model's. Inside, the largest angle (position x scale x frequency) is finite in float32.
 ROPE_BASES = (2.0**-32, 2.0**64)

@@ -30,12 +30,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.metadata import MetadataAccess
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.formats.models.folder_files import WEIGHT_FILES
 from tqgguf.formats.safetensors import open_safetensors
+from tqgguf.formats.wording import shown
 
 VERSION = 1
 KEYS = "tqgguf.fingerprint."

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.folder_keys import Settings
 from tqgguf.formats.models.folder_rope import FULL, GGUF, MLX, SLIDING, check_rope, chosen_rope, mlx_rope
+from tqgguf.formats.wording import shown
 
 SILU: Final = ("silu", "swish")
 TANH_GELU: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES
+from tqgguf.formats.wording import shown
 
 FAMILIES: Final = {
     "llama": "llama",

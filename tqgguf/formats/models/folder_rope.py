@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.folder_keys import ROPE_NUMBER, Settings
+from tqgguf.formats.wording import shown
 
 GGUF, MLX = "a GGUF", "mlx-lm"
 """Who is to do the arithmetic."""

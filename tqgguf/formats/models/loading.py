@@ -15,7 +15,7 @@ import numpy as np
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
 from tqgguf.formats.file_kind import check_is_model
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.model_keys import (
     BIASES,
     DENSE_ARCHITECTURES,
@@ -32,6 +32,7 @@ from tqgguf.formats.models.config import ROPE_FACTORS, ModelConfig, override_rop
 from tqgguf.formats.models.vocabulary import BPE_MODELS, VocabularyError, read_merges, read_model, read_vocabulary
 from tqgguf.formats.rules.table import DefectError
 from tqgguf.formats.templates.process import PROCESS, TemplateLimitError, TemplateMistakeError
+from tqgguf.formats.wording import shown
 
 BORNE: Final = ("special-token",)
 """Errors with which a model runs, as in llama.cpp: the vocabulary ignores such ids, and says so."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from tqgguf.formats.errors import NO_DOWNLOAD, RequestError
 from tqgguf.formats.file_search import group_sets
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.split import SHARD_NAME
+from tqgguf.formats.wording import readable
 
 _REMOTE: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("an address", re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)),

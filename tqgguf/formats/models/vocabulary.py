@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"  # stands for the space in tokens spelt as SentencePiece does

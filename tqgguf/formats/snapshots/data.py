@@ -12,7 +12,7 @@ import numpy as np
 
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.finite import no_progress
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.rules.table import DefectError
@@ -28,6 +28,7 @@ from tqgguf.formats.snapshots.format import (
 )
 from tqgguf.formats.snapshots.snapshot import LayerSnapshot, Snapshot, bad_token
 from tqgguf.formats.snapshots.values import part_problems, row_problems
+from tqgguf.formats.wording import shown
 
 
 def data_defects(

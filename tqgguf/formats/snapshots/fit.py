@@ -14,9 +14,9 @@ from tqgguf.formats.blocks.cache_spec import BALANCE_MODES, CacheSpec, LayerType
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.fingerprint import Fingerprint
 from tqgguf.formats.snapshots.snapshot import LayerSnapshot, Snapshot
+from tqgguf.formats.wording import shown
 
 _PART_NAMES = {
     "weights": "weights",

@@ -1,6 +1,6 @@
 """Reads a snapshot from our GGUF carrier: rows stay views of the mapped file, nothing is copied.
 
-All structure is checked here, before anything is handed out; `check_data` looks at the bytes themselves. Each problem
+All structure is checked here, before anything is handed out; `data` looks at the bytes themselves. Each problem
 goes to `report`, which raises in a reader and collects in a validator.
 """
 
@@ -17,7 +17,7 @@ from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.reader import GGUFFile, TensorInfo, open_gguf
 from tqgguf.formats.gguf.split import COUNT_KEY
 from tqgguf.formats.rules.table import DefectError
@@ -36,6 +36,7 @@ from tqgguf.formats.snapshots.format import (
 from tqgguf.formats.snapshots.snapshot import LayerSnapshot, SideSnapshot, Snapshot, side_problems
 from tqgguf.formats.snapshots.table import LayerRow, Report, SnapshotTable, is_snapshot, read_table
 from tqgguf.formats.snapshots.write import codec_tables
+from tqgguf.formats.wording import shown
 
 _PARTS: tuple[tuple[str, int, type[Any], int], ...] = (
     ("tail", F16, np.float16, 3),

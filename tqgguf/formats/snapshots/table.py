@@ -18,7 +18,7 @@ from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import BALANCE_MODES, BalanceMode
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.file_kind import FileKind, gguf_kind
-from tqgguf.formats.gguf.errors import GgufError, shown
+from tqgguf.formats.gguf.errors import GgufError
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.models.fingerprint import KEYS as FINGERPRINT
 from tqgguf.formats.models.fingerprint import Fingerprint, read_fingerprint
@@ -37,6 +37,7 @@ from tqgguf.formats.snapshots.format import (
     ORIGIN,
     VERSION,
 )
+from tqgguf.formats.wording import shown
 
 Report = Callable[[DefectError], None]
 T = TypeVar("T")

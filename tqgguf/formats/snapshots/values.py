@@ -19,9 +19,9 @@ from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.gguf.finite import no_progress
 from tqgguf.formats.snapshots.snapshot import LayerSnapshot, SideSnapshot, Snapshot
+from tqgguf.formats.wording import readable
 
 _FLOAT_DTYPES: dict[str, Any] = {"f32": np.dtype("<u4"), "f16": np.dtype("<u2"), "bf16": np.dtype("<u2")}
 _EXPONENTS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}

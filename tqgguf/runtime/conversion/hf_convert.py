@@ -24,7 +24,6 @@ from tqgguf.formats.conversion.row_encoding import Encode, bytes_of, encoded_run
 from tqgguf.formats.conversion.weight_rules import FILE_TYPES, Choice, ModelFacts, choose
 from tqgguf.formats.cursor import Buffer
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.gguf.reader import TensorInfo
 from tqgguf.formats.gguf.types import MetadataType, ValueType, ggml_type_name
 from tqgguf.formats.gguf.write import Piece, entry
@@ -36,6 +35,7 @@ from tqgguf.formats.models.folder_files import check_folder_files
 from tqgguf.formats.models.folder_keys import language_part
 from tqgguf.formats.models.folder_rope import GGUF, chosen_rope
 from tqgguf.formats.safetensors import SafeTensor
+from tqgguf.formats.wording import shown
 from tqgguf.runtime.conversion.hf_architectures import Checkpoint, find_checkpoint
 from tqgguf.runtime.conversion.hf_files import stored_tensors
 from tqgguf.runtime.conversion.hf_parameters import add_parameters, number, rope_factors

@@ -12,10 +12,10 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final
 
 from tqgguf.formats.errors import FormatError, UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.models.folder_files import WEIGHT_FILES
 from tqgguf.formats.safetensors import SafeTensor, open_safetensors
+from tqgguf.formats.wording import shown
 
 DTYPES: Final = ("F32", "F16", "BF16")
 INDEX: Final = "model.safetensors.index.json"

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from tqgguf.formats.errors import UnsupportedModelError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.vocabulary import (
     PREFIX,
     SPACE,
@@ -28,6 +27,7 @@ from tqgguf.formats.models.vocabulary import (
     read_vocabulary,
     utf8,
 )
+from tqgguf.formats.wording import shown
 from tqgguf.text.bpe import build_pre_tokenizer, choose_pretokenizer
 from tqgguf.text.gguf_tokenizer import HIDDEN_TYPES, SPM_SPECIAL_IDS, Tokenizer
 

@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]
 class LayerSensitivity:
     """What was measured of one layer.
 
-    errors: by side and cache type, the squared error of attention's output over its squared norm. plain_error: of K
+    errors: by side and cache type, the squared error of attention's output over its squared norm. plain_errors: of K
     without balance and exact prefix, by type. constant_share: of the energy of K's worst head, the part that its pages'
     means hold. constant_norm: the root mean square norm of those means.
     """

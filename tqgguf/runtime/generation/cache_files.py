@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from tqgguf.formats.carriers.table import check_replaceable
 from tqgguf.formats.errors import RequestError, naming, words_of
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.snapshots.fit import check_cache, check_model, spec_of
 from tqgguf.formats.snapshots.read import open_snapshot
 from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, Snapshot
 from tqgguf.formats.snapshots.write import write_snapshot
+from tqgguf.formats.wording import shown
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers

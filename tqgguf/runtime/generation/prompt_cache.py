@@ -22,11 +22,11 @@ from tqgguf.formats.carriers.recode import recode_snapshot
 from tqgguf.formats.carriers.table import Foreign, carrier_kind, open_carrier, write_carrier
 from tqgguf.formats.errors import RequestError, TqggufError, naming
 from tqgguf.formats.file_kind import STATE_KINDS, FileKind
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.llama.to_snapshot import ImportOptions, lasting_origin
 from tqgguf.formats.models.outline import ModelOutline, outline_of_gguf
 from tqgguf.formats.snapshots.fit import check_cache, check_model, spec_of
 from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.formats.wording import readable
 from tqgguf.runtime.generation.first_token import check_first_token
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import OpenModel

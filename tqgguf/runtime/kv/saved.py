@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from tqgguf.formats.errors import FormatError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 from tqgguf.runtime.kv.pages import PAGE
 from tqgguf.runtime.kv.settings import N_SCALARS, LayerSettings, is_whole
 

@@ -12,7 +12,7 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.blocks.codec import Codec, Side, resolve_codec
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.errors import FormatError, RequestError
-from tqgguf.formats.gguf.errors import shown
+from tqgguf.formats.wording import shown
 
 
 def layer_codec(cache_type: str, head_dim: int, side: Side, layer: int) -> Codec:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from tqgguf.formats.errors import TqggufError
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.models.calibration import Calibration, check_fits, read_calibration
 from tqgguf.formats.models.calibration_files import candidates
+from tqgguf.formats.wording import readable
 from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 

@@ -20,9 +20,9 @@ from mlx_lm.models import gemma
 from mlx_lm.utils import _get_classes
 
 from tqgguf.formats.errors import RequestError
-from tqgguf.formats.gguf.errors import shown
 from tqgguf.formats.models.folder_asked import OUTPUT, Asked
 from tqgguf.formats.models.folder_unknown import ACTIVATIONS
+from tqgguf.formats.wording import shown
 
 _MODULES: Final = "mlx_lm.models."
 

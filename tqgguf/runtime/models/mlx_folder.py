@@ -25,10 +25,10 @@ from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
-from tqgguf.formats.gguf.errors import readable
 from tqgguf.formats.models.fingerprint import Fingerprint, fingerprint_folder
 from tqgguf.formats.models.folder_asked import Asked
 from tqgguf.formats.models.folder_loading import check_folder
+from tqgguf.formats.wording import readable
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.layers.cpu_model import suit_cpu
 from tqgguf.runtime.models.folder_classes import classes_for, unread_notices
