@@ -323,8 +323,8 @@ def test_a_peak_above_that_of_f16_is_explained() -> None:
     assert noted == "noted" and why.startswith("peak device at 256 tokens: a cache in blocks takes more than f16")
 
 
-def test_the_rows_of_the_last_step_are_what_a_short_context_in_blocks_holds_beside_them(path: Path) -> None:
-    """What the note says: after 508 tokens a step of 256 leaves 252 rows in f16, one of 128 leaves 124."""
+def test_the_rows_of_a_step_do_not_stay_beside_their_blocks(path: Path) -> None:
+    """What a step of 256 leaves after 508 tokens is what one of 128 leaves: blocks, and tails of a page's length."""
     held = []
     for chunk in (256, 128):
         loaded = load_model(path)
@@ -336,7 +336,7 @@ def test_the_rows_of_the_last_step_are_what_a_short_context_in_blocks_holds_besi
         held.append(mx.get_active_memory() - before)
         del session
     row = 2 * 2 * LLAMA.n_kv_heads * LLAMA.head_dim * 2  # K and V of two layers in f16
-    assert held[0] - held[1] == pytest.approx(128 * row, rel=0.1)
+    assert abs(held[0] - held[1]) < 128 * row / 10
 
 
 def test_ratios_to_f16_are_those_of_single_repetitions() -> None:

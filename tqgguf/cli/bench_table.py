@@ -15,8 +15,9 @@ from tqgguf.formats.bench_record import REFERENCE, BenchRecord
 _MISSING = "-"
 ABOVE_F16 = (
     "peak device at {} tokens: a cache in blocks takes more than f16 on contexts as short as a step, because the f16 "
-    "rows of a prompt's last step (up to -ub tokens) stay beside the blocks that are made of them until the next step; "
-    "before the first page of 128 tokens is full, balanced keys also keep the squares of their queries in 32 bits"
+    "rows of a prompt's step (up to -ub tokens) are there beside the blocks that are made of them, and each layer has "
+    "room for up to two pages of 128 tokens in f16; before the first page is full, balanced keys also keep the squares "
+    "of their queries in 32 bits"
 )
 Rows = list[Sequence[str]]
 

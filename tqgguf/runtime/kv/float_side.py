@@ -49,15 +49,7 @@ class FloatSide:
         assert rows is not None
         host = None if host is None else host.swapaxes(0, 1)
         start = self.first_page * PAGE
-        end_page = (start + rows.shape[0]) // PAGE
-        return SideView(
-            self.codec,
-            first_page=self.first_page,
-            end_page=end_page,
-            rows=rows.swapaxes(0, 1),
-            rows_start=start,
-            host=host,
-        )
+        return SideView(self.codec, rows=rows.swapaxes(0, 1), rows_start=start, host=host)
 
     def release(self, first_page: int) -> None:
         """Free the rows of the pages before `first_page`."""

@@ -137,6 +137,12 @@ class SideView(SidePages):
     rows_start: int = field(default=0, kw_only=True)
     host: NDArray[Any] | None = field(default=None, kw_only=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.codec.is_float:  # its rows are its pages
+            object.__setattr__(self, "first_page", self.rows_start // PAGE)
+            object.__setattr__(self, "end_page", (self.rows_start + self.rows.shape[1]) // PAGE)
+
     def starting_at(self, page: int) -> SideView:
         """Without the pages before `page`, which is no later than the one of `rows`' end."""
         if page <= self.first_page:
@@ -144,7 +150,7 @@ class SideView(SidePages):
         if self.codec.is_float:
             cut = page * PAGE - self.rows_start
             host = None if self.host is None else self.host[:, cut:]
-            return replace(self, rows=self.rows[:, cut:], host=host, rows_start=page * PAGE, first_page=page)
+            return replace(self, rows=self.rows[:, cut:], host=host, rows_start=page * PAGE)
         cut = page - self.first_page
         parts = (self.codes, self.scales, self.page_means)
         codes, scales, means = (None if part is None else part[cut:] for part in parts)
