@@ -18,6 +18,6 @@ def library(path: str) -> Library:
     return LIBRARY
 
 
-def c_reading(path: str) -> CBackend:
-    """A reading that answers steps of any length in C, also where long ones are faster otherwise."""
+def c_backend(path: str) -> CBackend:
+    """A backend that answers steps of any length in C, also where long ones are faster otherwise."""
     return CBackend(library(path), most_rows=sys.maxsize)

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from attention_reference import as_blocks, as_float, attention
-from c_paths import C_PATHS, c_reading
+from c_paths import C_PATHS, c_backend
 from covering import pairwise
 
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
@@ -20,7 +20,7 @@ from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kv.pages import Query, SideView
 
 LIMIT = 1e-4  # of the output's norm
-READINGS = {"numpy": NumpyBackend, "mlx": MlxBackend, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}
+BACKENDS = {"numpy": NumpyBackend, "mlx": MlxBackend, **{f"c-{path}": partial(c_backend, path) for path in C_PATHS}}
 WINDOW = 150  # longer than a page, so that windows cut pages
 N_KV_HEADS = 2
 
@@ -43,7 +43,7 @@ def steps_of(length: int, mode: str) -> list[int]:
     )
 
 
-@lru_cache(maxsize=1)  # readings take turns with one case
+@lru_cache(maxsize=1)  # backends take turns with one case
 def reference(
     type_k: str, type_v: str, head_dim: int, gqa: int, length: int, window: int | None, n_prefix: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -68,14 +68,14 @@ def run_case(
     gqa: int,
     length: int,
     mode: str,
-    reading: str,
+    backend: str,
     *,
     dispatched: bool = True,
     n_prefix: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attention through the cache, reference), both [n_heads, length, head_dim]."""
     window = WINDOW if mode == "window" else None
-    cache = BlockKVCache(type_k, type_v, window=window, backend=READINGS[reading](), n_prefix=n_prefix, balance="off")
+    cache = BlockKVCache(type_k, type_v, window=window, backend=BACKENDS[backend](), n_prefix=n_prefix, balance="off")
     k, v, q, expected = reference(type_k, type_v, head_dim, gqa, length, window, cache.settings.types.n_prefix)
     scale, outputs, at = head_dim**-0.5, [], 0
     for n in steps_of(length, mode):
@@ -96,20 +96,20 @@ def relative_error(out: np.ndarray, expected: np.ndarray) -> float:
 
 def test_attention_equals_float64_attention_for_every_pair_of_parameters() -> None:
     failures = []
-    for case in pairwise(*PARAMETERS, list(READINGS)):
+    for case in pairwise(*PARAMETERS, list(BACKENDS)):
         error = relative_error(*run_case(*case))
         if not error <= LIMIT:
             failures.append((case, error))
     assert failures == []
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode", "window"])
 @pytest.mark.parametrize("n_prefix", [0, 1, 127, 128])
-def test_the_exact_prefix_may_be_anything_up_to_a_whole_page(reading: str, mode: str, n_prefix: int) -> None:
+def test_the_exact_prefix_may_be_anything_up_to_a_whole_page(backend: str, mode: str, n_prefix: int) -> None:
     for types in (("turbo4", "q4_0"), ("f16", "turbo3")):
         for length in (128, 129, 257, 400):
-            out, expected = run_case(*types, 64, 2, length, mode, reading, n_prefix=n_prefix)
+            out, expected = run_case(*types, 64, 2, length, mode, backend, n_prefix=n_prefix)
             assert relative_error(out, expected) <= LIMIT, (types, length)
 
 
@@ -117,20 +117,20 @@ def test_the_exact_prefix_may_be_anything_up_to_a_whole_page(reading: str, mode:
 @pytest.mark.parametrize("types", list(itertools.product(CACHE_TYPE_NAMES, CACHE_TYPE_NAMES)))
 def test_attention_equals_float64_attention_for_the_full_product(types: tuple[str, str]) -> None:
     for case in itertools.product(*PARAMETERS[2:]):
-        for reading in READINGS:
-            if reading != "mlx":
-                assert relative_error(*run_case(*types, *case, reading)) <= LIMIT, (case, reading)
+        for backend in BACKENDS:
+            if backend != "mlx":
+                assert relative_error(*run_case(*types, *case, backend)) <= LIMIT, (case, backend)
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("type_k", "type_v"), [("turbo4", "turbo3"), ("q8_0", "f16"), ("bf16", "turbo2"), ("f32", "f32")]
 )
-def test_steps_that_span_many_pages_keep_the_own_page_rule(type_k: str, type_v: str, reading: str) -> None:
+def test_steps_that_span_many_pages_keep_the_own_page_rule(type_k: str, type_v: str, backend: str) -> None:
     # mlx-lm's own loop evaluates prompts in steps of 2,048
     rng = np.random.default_rng(5)
     k, v, q = (rng.standard_normal((1, n, 700, 64)).astype(np.float32) for n in (1, 1, 2))
-    cache = BlockKVCache(type_k, type_v, backend=READINGS[reading](), balance="off")
+    cache = BlockKVCache(type_k, type_v, backend=BACKENDS[backend](), balance="off")
     keys, values = cache.update_and_fetch(mx.array(k), mx.array(v))
     out = hook.scaled_dot_product_attention(mx.array(q), keys, values, cache=cache, scale=0.125, mask="causal")
     codecs = resolve_codec(type_k, 64, "k"), resolve_codec(type_v, 64, "v")
@@ -142,12 +142,12 @@ def test_steps_that_span_many_pages_keep_the_own_page_rule(type_k: str, type_v: 
     assert relative_error(np.array(out)[0], attention(q[0], *stored, 0.125)) <= LIMIT
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_sink_logits_take_part_in_the_softmax_and_carry_no_value(reading: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sink_logits_take_part_in_the_softmax_and_carry_no_value(backend: str) -> None:
     rng = np.random.default_rng(6)
     k, v, q = (rng.standard_normal((1, n, 200, 64)).astype(np.float32) for n in (2, 2, 4))
     sinks = np.array([0.5, 3.0, -2.0, 1.0], np.float32)
-    cache = BlockKVCache("turbo4", "turbo4", backend=READINGS[reading](), balance="off")
+    cache = BlockKVCache("turbo4", "turbo4", backend=BACKENDS[backend](), balance="off")
     keys, values = cache.update_and_fetch(mx.array(k), mx.array(v))
     out = hook.scaled_dot_product_attention(
         mx.array(q), keys, values, cache=cache, scale=0.125, mask="causal", sinks=mx.array(sinks)
@@ -159,8 +159,8 @@ def test_sink_logits_take_part_in_the_softmax_and_carry_no_value(reading: str) -
     assert relative_error(np.array(out)[0], attention(q[0], *stored, 0.125, sinks=sinks)) <= LIMIT
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_page_means_and_channel_scale_are_undone_exactly(reading: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_page_means_and_channel_scale_are_undone_exactly(backend: str) -> None:
     # stored is scale * (k - mean): the query is divided by the scale, and q . mean comes back as the page's offset
     rng = np.random.default_rng(7)
     heads, pages, head_dim, rows = 2, 3, 64, 20
@@ -184,7 +184,7 @@ def test_page_means_and_channel_scale_are_undone_exactly(reading: str) -> None:
     )
     view_v = SideView(resolve_codec("f32", head_dim, "v"), rows=mx.array(v))
     q = rng.standard_normal((heads * 3, rows, head_dim)).astype(np.float32)
-    out = READINGS[reading]().attend(mx.array(q[None]), view_k, view_v, offset=pages * 128, query=Query(0.125))
+    out = BACKENDS[backend]().attend(mx.array(q[None]), view_k, view_v, offset=pages * 128, query=Query(0.125))
     decoded = codec.decode(codec.encode(stored)).astype(np.float64) / scale[:, None, None] + means[:, :, None]
     k_blocks = np.concatenate([decoded.reshape(heads, -1, head_dim), own], axis=1).astype(np.float64)
     all_q = np.concatenate([np.zeros((6, pages * 128, head_dim)), q], axis=1)
@@ -192,11 +192,11 @@ def test_page_means_and_channel_scale_are_undone_exactly(reading: str) -> None:
     assert relative_error(np.array(out)[0], expected[:, pages * 128 :]) <= LIMIT
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_the_output_has_the_dtype_of_the_query(dtype: mx.Dtype, reading: str) -> None:
+def test_the_output_has_the_dtype_of_the_query(dtype: mx.Dtype, backend: str) -> None:
     x = mx.random.normal((1, 2, 150, 64), key=mx.random.key(1)).astype(dtype)
-    cache = BlockKVCache("turbo3", "turbo3", backend=READINGS[reading]())
+    cache = BlockKVCache("turbo3", "turbo3", backend=BACKENDS[backend]())
     keys, values = cache.update_and_fetch(x, x)
     assert keys.dtype == dtype
     out = hook.scaled_dot_product_attention(x, keys, values, cache=cache, scale=0.125, mask="causal")

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from attention_reference import as_balanced_blocks, as_blocks, as_float, attention
-from c_paths import C_PATHS, c_reading
+from c_paths import C_PATHS, c_backend
 
 from tqgguf.formats.blocks.balance import (
     NOT_ROTATED,
@@ -27,7 +27,7 @@ from tqgguf.runtime.attention.backend import MlxBackend, NumpyBackend
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 LIMIT = 1e-4
-READINGS = {"numpy": NumpyBackend, "mlx": MlxBackend, **{f"c-{path}": partial(c_reading, path) for path in C_PATHS}}
+BACKENDS = {"numpy": NumpyBackend, "mlx": MlxBackend, **{f"c-{path}": partial(c_backend, path) for path in C_PATHS}}
 HEADS, GROUP, DIM = 2, 3, 64
 HALVES = RopeLayout(DIM)
 
@@ -104,10 +104,10 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("window", [None, 150])
-def test_attention_from_balanced_blocks_equals_float64_attention(reading: str, steps: str, window: int | None) -> None:
+def test_attention_from_balanced_blocks_equals_float64_attention(backend: str, steps: str, window: int | None) -> None:
     for type_k, type_v, mode, n_prefix in (
         ("turbo4", "turbo3", "full", 4),
         ("turbo2", "q8_0", "page", 0),
@@ -122,7 +122,7 @@ def test_attention_from_balanced_blocks_equals_float64_attention(reading: str, s
             n_prefix=n_prefix,
             window=window,
             rope=HALVES,
-            backend=READINGS[reading](),
+            backend=BACKENDS[backend](),
         )
         out = attended(cache, k, v, q, STEPS[steps])
         a = scale_by_formula(k, q, n_prefix, DIM) if mode == "full" and n_prefix < 128 else None
@@ -134,9 +134,9 @@ def test_attention_from_balanced_blocks_equals_float64_attention(reading: str, s
         assert cache.usage.by_fallback == 0
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("steps", [[256, 256, 188], [128] * 5 + [60], [640, 60]])
-def test_without_a_tail_queries_read_their_own_page_from_blocks(reading: str, steps: list[int]) -> None:
+def test_without_a_tail_queries_read_their_own_page_from_blocks(backend: str, steps: list[int]) -> None:
     k, v, q = data(700, seed=1)
     for type_k, type_v, mode, n_prefix, window in (
         ("turbo4", "turbo3", "page", 4, None),
@@ -151,7 +151,7 @@ def test_without_a_tail_queries_read_their_own_page_from_blocks(reading: str, st
             n_prefix=n_prefix,
             window=window,
             tail=False,
-            backend=READINGS[reading](),
+            backend=BACKENDS[backend](),
         )
         out = attended(cache, k, v, q, steps)
         codec_k, codec_v = resolve_codec(type_k, DIM, "k"), resolve_codec(type_v, DIM, "v")
@@ -174,11 +174,11 @@ def test_without_a_tail_only_the_last_step_may_end_inside_a_page() -> None:
         attended(cache, k, v, q, [1])
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_a_calibrated_scale_holds_from_the_first_page_on(reading: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_calibrated_scale_holds_from_the_first_page_on(backend: str) -> None:
     k, v, q = data(400)
     scale = np.random.default_rng(3).uniform(0.3, 3.0, (HEADS, DIM)).astype(np.float32)
-    cache = BlockKVCache("turbo4", "turbo3", channel_scale=mx.array(scale), backend=READINGS[reading]())
+    cache = BlockKVCache("turbo4", "turbo3", channel_scale=mx.array(scale), backend=BACKENDS[backend]())
     out = attended(cache, k, v, q, [256, 144])
     assert relative_error(out, expected_attention("turbo4", "turbo3", k, v, q, 4, scale)) <= LIMIT
 

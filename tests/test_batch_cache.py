@@ -43,8 +43,8 @@ def kernels() -> KernelBackend:
     return KernelBackend(EmulatedLauncher())
 
 
-def caches_for(model: Any, n: int, reading: Backend | None, **options: Any) -> list[list[Any]]:
-    return [make_prompt_cache(model, "turbo4", "turbo3", backend=reading, **options) for _ in range(n)]
+def caches_for(model: Any, n: int, backend: Backend | None, **options: Any) -> list[list[Any]]:
+    return [make_prompt_cache(model, "turbo4", "turbo3", backend=backend, **options) for _ in range(n)]
 
 
 def in_a_batch(model: Any, caches: list[list[Any]], n_tokens: list[int], **how: Any) -> tuple[list[Any], list[Any]]:
@@ -74,11 +74,11 @@ def alone(model: Any, caches: list[Any], prompt: list[int], n: int) -> list[int]
     ],
 )
 def test_mlx_lms_batches_answer_as_each_prompt_alone(name: str, how: dict[str, Any], by_kernels: bool) -> None:
-    model, reading = tiny(name), kernels() if by_kernels else None
+    model, backend = tiny(name), kernels() if by_kernels else None
     n_tokens = [N_TOKENS, 3, N_TOKENS, N_TOKENS]
-    tokens, final = in_a_batch(model, caches_for(model, 4, reading, strict=True), n_tokens, **how)
+    tokens, final = in_a_batch(model, caches_for(model, 4, backend, strict=True), n_tokens, **how)
     for prompt, n, found, caches in zip(PROMPTS, n_tokens, tokens, final, strict=True):
-        lonely = caches_for(model, 1, reading)[0]
+        lonely = caches_for(model, 1, backend)[0]
         assert found == alone(model, lonely, prompt, n)
         assert [cache.offset for cache in caches] == [len(prompt) + n] * len(caches)
         assert all(isinstance(cache, BlockKVCache) for cache in caches)
@@ -158,8 +158,8 @@ STEPS = ([3, 130, 124], [1, 1, 1], [2, 3, 0], [1, 1, 3], [1, 1, 1], [2, 200, 4],
 @pytest.mark.parametrize(("by_fallback", "by_kernels"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("window", [None, 60])
 def test_every_step_answers_and_stores_as_alone(window: int | None, by_fallback: bool, by_kernels: bool) -> None:
-    reading = kernels() if by_kernels else NumpyBackend()
-    alone_, together = Alone(3, window=window, backend=reading), Together(3, window=window, backend=reading)
+    backend = kernels() if by_kernels else NumpyBackend()
+    alone_, together = Alone(3, window=window, backend=backend), Together(3, window=window, backend=backend)
     for lengths in STEPS:
         kernels().launcher.launched.clear()
         found = together.step(lengths, by_fallback)
@@ -224,8 +224,8 @@ def test_a_page_that_fills_takes_a_place_that_became_free_and_copies_nothing() -
 
 @pytest.mark.parametrize("by_kernels", [False, True])
 def test_sequences_come_and_go(by_kernels: bool) -> None:
-    reading = kernels() if by_kernels else NumpyBackend()
-    alone_, together, later = (make(n, backend=reading) for make, n in ((Alone, 4), (Together, 3), (Together, 1)))
+    backend = kernels() if by_kernels else NumpyBackend()
+    alone_, together, later = (make(n, backend=backend) for make, n in ((Alone, 4), (Together, 3), (Together, 1)))
     together.step([139, 20, 260])
     together.step([1, 1, 0])
     later.who = [3]

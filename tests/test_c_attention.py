@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from attention_reference import as_blocks, as_float, attention
-from c_paths import C_PATHS, HEAD_DIMS, c_reading
+from c_paths import C_PATHS, HEAD_DIMS, c_backend
 
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.cache_spec import default_prefix
@@ -62,7 +62,7 @@ def decoding(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A prefill, then one small step: (output, reference), both [n_heads, n_rows, head_dim]."""
     k, v, q, expected = decoding_case(type_k, type_v, head_dim, n_kv_heads, gqa, length, n_rows, window, sinks)
-    cache = BlockKVCache(type_k, type_v, window=window, backend=c_reading(path), balance="off")
+    cache = BlockKVCache(type_k, type_v, window=window, backend=c_backend(path), balance="off")
     before = length - n_rows
     for part in (slice(0, before), slice(before, length)):
         if part.stop > part.start:
@@ -126,7 +126,7 @@ def test_sink_logits_take_part_in_the_softmax(path: str) -> None:
 
 
 @pytest.mark.parametrize("n_rows", [1, 5, 11])
-def test_page_means_and_channel_scale_equal_the_numpy_reading(path: str, n_rows: int) -> None:
+def test_page_means_and_channel_scale_equal_the_numpy_backend(path: str, n_rows: int) -> None:
     rng = np.random.default_rng(7)
     heads, pages, head_dim = 2, 11, 128
     codec = resolve_codec("turbo4", head_dim, "k")
@@ -150,11 +150,11 @@ def test_page_means_and_channel_scale_equal_the_numpy_reading(path: str, n_rows:
     )
     q = mx.array(rng.standard_normal((1, heads * 3, n_rows, head_dim)).astype(np.float32))
     step = {"offset": pages * PAGE + 20 - n_rows, "query": Query(0.1)}
-    readings = c_reading(path), NumpyBackend()
+    backends = c_backend(path), NumpyBackend()
     counts = Reads(), Reads()
     out, expected = (
-        np.array(reading.attend(q, view_k, view_v, **step, reads=reads))
-        for reading, reads in zip(readings, counts, strict=True)
+        np.array(backend.attend(q, view_k, view_v, **step, reads=reads))
+        for backend, reads in zip(backends, counts, strict=True)
     )
     assert np.linalg.norm(out - expected) <= 1e-5 * np.linalg.norm(expected)
     assert counts[0] == counts[1] and counts[0].keys_from_blocks == n_rows * pages * PAGE
@@ -162,12 +162,12 @@ def test_page_means_and_channel_scale_equal_the_numpy_reading(path: str, n_rows:
 
 @pytest.mark.parametrize("types", [("turbo4", "turbo3"), ("f16", "turbo4"), ("f16", "f16"), ("q8_0", "bf16")])
 @pytest.mark.parametrize("window", [None, 150])
-def test_reads_are_counted_as_the_numpy_reading_counts_them(
+def test_reads_are_counted_as_the_numpy_backend_counts_them(
     path: str, types: tuple[str, str], window: int | None
 ) -> None:
     counted = []
-    for reading in (c_reading(path), NumpyBackend()):
-        cache = BlockKVCache(*types, window=window, backend=reading)
+    for backend in (c_backend(path), NumpyBackend()):
+        cache = BlockKVCache(*types, window=window, backend=backend)
         x = mx.random.normal((1, 2, 400, 64), key=mx.random.key(0))
         for at, n in ((0, 126), (126, 4), (130, 1), (131, 3), (134, 200), (334, 1), (335, 60), (395, 5)):
             mask = cache.make_mask(n)

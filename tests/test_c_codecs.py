@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
-from c_paths import C_PATHS, HEAD_DIMS, c_reading, library
+from c_paths import C_PATHS, HEAD_DIMS, c_backend, library
 from test_iq4_nl_search import blocks
 
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
@@ -111,7 +111,7 @@ def test_values_that_are_not_finite_are_refused_as_numpy_refuses_them(path: str,
     rows = np.ones((2, PAGE, 128), np.float16)
     rows[1, 77, 5] = bad
     with pytest.raises(EncodeError, match=r"position \[1, 77, 5\]"):
-        c_reading(path).encode(resolve_codec(name, 128, "k"), mx.array(rows))
+        c_backend(path).encode(resolve_codec(name, 128, "k"), mx.array(rows))
 
 
 def test_pages_decode_to_the_values_of_numpy_whatever_their_bytes_are(path: str) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import numpy as np
 import pytest
-from c_paths import C_PATHS, c_reading, library
+from c_paths import C_PATHS, c_backend, library
 
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
 from tqgguf.formats.errors import RequestError
@@ -40,7 +40,7 @@ def long_step(path: str, type_k: str, type_v: str) -> bytes:
         for codec in (resolve_codec(type_k, 128, "k"), resolve_codec(type_v, 128, "v"))
     ]
     q = mx.array(rng.standard_normal((1, 16, 2, 128)).astype(np.float32))
-    return np.array(c_reading(path).attend(q, *views, offset=40 * PAGE + 5, query=Query(0.1))).tobytes()
+    return np.array(c_backend(path).attend(q, *views, offset=40 * PAGE + 5, query=Query(0.1))).tobytes()
 
 
 def test_one_two_and_three_threads_give_the_same_bits(path: str) -> None:

@@ -45,8 +45,8 @@ def tiny(name: str) -> Any:
         return open_model(write_tiny(Path(folder) / "m.gguf", MODELS[name])).load(form="packed").model
 
 
-def filled(model: Any, reading: Backend, n: int = START, **options: Any) -> list[Any]:
-    caches = make_prompt_cache(model, "turbo4", "turbo3", backend=reading, **options)
+def filled(model: Any, backend: Backend, n: int = START, **options: Any) -> list[Any]:
+    caches = make_prompt_cache(model, "turbo4", "turbo3", backend=backend, **options)
     mx.eval(model(mx.array(IDS[None, :n]), cache=caches))
     return caches
 

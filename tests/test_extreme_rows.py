@@ -7,7 +7,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
-from c_paths import C_PATHS, c_reading
+from c_paths import C_PATHS, c_backend
 from covering import pairwise
 from emulator.launcher import EmulatedLauncher
 
@@ -24,11 +24,11 @@ from tqgguf.runtime.kv import block_ops
 HEADS, DIM, N = 2, 64, 256
 DTYPES = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 LARGEST = {"f16": 65504.0, "bf16": 2.0**127 * (2 - 2.0**-7), "f32": float(np.finfo(np.float32).max)}
-READINGS = {
+BACKENDS = {
     "numpy": NumpyBackend,
     "mlx": MlxBackend,
     "kernels": lambda: KernelBackend(EmulatedLauncher()),
-    **{f"c-{path}": lambda path=path: c_reading(path) for path in C_PATHS},
+    **{f"c-{path}": lambda path=path: c_backend(path) for path in C_PATHS},
 }
 FINITE = [
     *(6e4, 6.5e4, 65472.0, 65504.0, 65519.0, 65520.0, 65536.0, 7e4, 1e5, 1.2e5, -1.2e5, 1e30, 3.4028234e38),
@@ -52,11 +52,11 @@ def rows_with(value: float, place: str, dtype: str) -> mx.array:
     return mx.array(rows).astype(DTYPES[dtype])
 
 
-def refuses(cache_type: str, reading: str) -> bool:
+def refuses(cache_type: str, backend: str) -> bool:
     """Whether rows are encoded by somebody who looks at them: everybody on a CPU, and numpy for a GPU."""
     if BLOCK_TYPES[cache_type].family == "float":
         return False
-    in_operations = {"mlx": block_ops.can_encode, "kernels": is_supported}.get(reading)
+    in_operations = {"mlx": block_ops.can_encode, "kernels": is_supported}.get(backend)
     return in_operations is None or not all(in_operations(resolve_codec(cache_type, DIM, side)) for side in "kv")
 
 
@@ -68,7 +68,7 @@ def as_kept(rows: np.ndarray, cache_type: str, dtype: str) -> np.ndarray:
     return rows
 
 
-ON_HOSTS = [name for name in READINGS if name != "kernels"]
+ON_HOSTS = [name for name in BACKENDS if name != "kernels"]
 SOME_VALUES, SOME_PLACES = [65504.0, -1.2e5, 1e30, 6e-8, math.inf, math.nan], ["one value", "a row", "every value"]
 CASES = [
     *pairwise(list(CACHE_TYPE_NAMES), ON_HOSTS, VALUES, list(PLACES), list(DTYPES)),
@@ -80,11 +80,11 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_what_is_finite_stays_finite_and_what_is_not_is_refused_or_stays(case: tuple) -> None:
-    cache_type, reading, value, place, dtype = case
+    cache_type, backend, value, place, dtype = case
     given = rows_with(value, place, dtype)
     rows = np.array(given.astype(mx.float32))[0]
-    cache = BlockKVCache(cache_type, cache_type, backend=READINGS[reading]())
-    if not np.isfinite(rows).all() and refuses(cache_type, reading):
+    cache = BlockKVCache(cache_type, cache_type, backend=BACKENDS[backend]())
+    if not np.isfinite(rows).all() and refuses(cache_type, backend):
         with pytest.raises(
             EncodeError, match=r"layer 0, K: only finite float32 values can be encoded: found -?(inf|nan)"
         ):
@@ -94,7 +94,7 @@ def test_what_is_finite_stays_finite_and_what_is_not_is_refused_or_stays(case: t
     cache.update_and_fetch(given, given)
     one = mx.ones((1, HEADS, 1, DIM), dtype=DTYPES[dtype])
     keys, values = cache.update_and_fetch(one, one)
-    if reading != "kernels" and np.isfinite(rows).all() and abs(value) < 1e6:  # products of larger floats overflow
+    if backend != "kernels" and np.isfinite(rows).all() and abs(value) < 1e6:  # products of larger floats overflow
         out = hook.scaled_dot_product_attention(one, keys, values, cache=cache, scale=0.125, mask=None)
         assert np.isfinite(np.array(out.astype(mx.float32))).all()
     expected = as_kept(rows, cache_type, dtype)
@@ -118,10 +118,10 @@ def test_what_is_finite_stays_finite_and_what_is_not_is_refused_or_stays(case: t
         assert np.isfinite(kept).all()
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_answers_over_the_largest_values_are_finite(reading: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_answers_over_the_largest_values_are_finite(backend: str) -> None:
     keys, values = rows_with(1.0, "a row", "f16"), rows_with(65504.0, "every value", "f16")
-    cache = BlockKVCache("q8_0", "q8_0", backend=READINGS[reading]())
+    cache = BlockKVCache("q8_0", "q8_0", backend=BACKENDS[backend]())
     cache.update_and_fetch(keys, values)
     one = mx.ones((1, HEADS, 1, DIM), dtype=mx.float16)
     fetched = cache.update_and_fetch(one, 65504 * one)
@@ -129,9 +129,9 @@ def test_answers_over_the_largest_values_are_finite(reading: str) -> None:
     np.testing.assert_allclose(np.array(out.astype(mx.float32)), 65504, rtol=0.01)
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_a_page_that_is_refused_leaves_the_cache_as_it_was(reading: str) -> None:
-    cache = BlockKVCache("q8_0", "q5_1", backend=READINGS[reading]())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_page_that_is_refused_leaves_the_cache_as_it_was(backend: str) -> None:
+    cache = BlockKVCache("q8_0", "q5_1", backend=BACKENDS[backend]())
     good, bad = rows_with(1.0, "a row", "f32"), rows_with(math.inf, "one value", "f32")
     cache.update_and_fetch(good[:, :, :100], good[:, :, :100])
     with pytest.raises(EncodeError, match="layer 0, V: only finite"):
@@ -142,15 +142,15 @@ def test_a_page_that_is_refused_leaves_the_cache_as_it_was(reading: str) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("reading", READINGS)
-def test_rows_are_joined_to_the_tail_by_one_rule(reading: str, dtype: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_are_joined_to_the_tail_by_one_rule(backend: str, dtype: str) -> None:
     values = [*VALUES, *(-x for x in VALUES)]
     rows = np.resize(np.array(values, np.float32), (1, 2, 3, DIM))
     new = mx.array(rows).astype(DTYPES[dtype])
     given = np.array(new.astype(mx.float32))[0]
     with np.errstate(over="ignore"):
         expected = np.where(np.isfinite(given), np.clip(given, -65504, 65504), given).astype(np.float16)
-    by = READINGS[reading]()
+    by = BACKENDS[backend]()
     tail = mx.ones((2, 5, DIM), dtype=mx.float16)
     for held in (None, tail):
         for found in by.join_rows((held, held), (new, new)):

@@ -65,27 +65,27 @@ def side_of(codec: Codec, balance: str = "off") -> SideView:
     )
 
 
-def look_at_attention(reading: KernelBackend, k: SideView, v: SideView, n_rows: int, dtype: mx.Dtype) -> None:
+def look_at_attention(backend: KernelBackend, k: SideView, v: SideView, n_rows: int, dtype: mx.Dtype) -> None:
     q = mx.zeros((1, N_KV_HEADS * GROUP, n_rows, k.codec.head_dim), dtype=dtype)
     offset = PAGES * PAGE + PAGE // 2 - n_rows
     for sinks in (None, mx.zeros((N_KV_HEADS * GROUP,))):
-        reading.attend(q, k, v, offset=offset, query=Query(1.0, sinks=sinks))
+        backend.attend(q, k, v, offset=offset, query=Query(1.0, sinks=sinks))
 
 
 @pytest.mark.parametrize(("family", "together"), SETTINGS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_attention(family: str, together: Together, head_dim: int) -> None:
     launcher = FrontEndLauncher(family)
-    reading = KernelBackend(launcher)
+    backend = KernelBackend(launcher)
     rows = 1, 4, MOST_ROWS[family]  # as many tiles of query columns as geometry.py has
     turbo4, turbo3 = resolve_codec("turbo4", head_dim, "k"), resolve_codec("turbo3", head_dim, "v")
     for k, v, n_rows in together([*codecs(head_dim, "k")], [*codecs(head_dim, "v")], rows):
         for k_, v_ in [(k, turbo3), (turbo4, v)] if k.is_float and v.is_float else [(k, v)]:  # two floats are MLX's
             balance = "full" if k_.block_type.family == "turbo" else "off"
-            look_at_attention(reading, side_of(k_, balance), _in_tiles(side_of(v_)), n_rows, mx.float16)
+            look_at_attention(backend, side_of(k_, balance), _in_tiles(side_of(v_)), n_rows, mx.float16)
     k, v = turbo4, turbo3
     for dtype, balance, side in itertools.product(FLOATS, BALANCES, (side_of(v), _in_tiles(side_of(v)))):
-        look_at_attention(reading, side_of(k, balance), side, 1, dtype)
+        look_at_attention(backend, side_of(k, balance), side, 1, dtype)
     assert {kernel.name for kernel, *_ in launcher.seen} == {"decode_attention", "merge_partials"}
 
 
@@ -93,8 +93,8 @@ def test_attention(family: str, together: Together, head_dim: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_batches_compiled_steps_and_long_steps_in_parts(family: str, head_dim: int) -> None:
     launcher = FrontEndLauncher(family)
-    reading = KernelBackend(launcher, partial=plain_partial)
-    types = reading, head_dim, "turbo4", "turbo3"
+    backend = KernelBackend(launcher, partial=plain_partial)
+    types = backend, head_dim, "turbo4", "turbo3"
     long_step = Shape("a long step", 256, 300, 2, sinks=True, dtype=mx.bfloat16)
     for case in (*batch_cases(*types), *compiled_cases(*types), *attention_cases(*types, shapes=(long_step,))):
         case.compare()  # of nothing: what clang says is raised

@@ -1,4 +1,4 @@
-"""A cache whose reading is the kernels' (on the emulator) answers as one by numpy does, step by step."""
+"""A cache whose backend is the kernels' (on the emulator) answers as one by numpy does, step by step."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HEAD_DIM, N_HEADS, N_KV_HEADS = 128, 8, 2
 STEPS = (120, 1, 5, 4, 1, 130, 1, 1)  # through page 0's end in a step of four, through page 1's in a long one
 
 
-def answers(reading: Backend, type_k: str, type_v: str, window: int | None, by_fallback: bool) -> list[np.ndarray]:
+def answers(backend: Backend, type_k: str, type_v: str, window: int | None, by_fallback: bool) -> list[np.ndarray]:
     """Attention of every step, by the dispatcher or by MLX's own on what the cache says that it holds."""
     rng = np.random.default_rng(11)
     rope = RopeLayout(HEAD_DIM, True)
-    cache = BlockKVCache(type_k, type_v, window=window, rope=rope, backend=reading)
+    cache = BlockKVCache(type_k, type_v, window=window, rope=rope, backend=backend)
     outs = []
     for n in STEPS:
         k, v, q = (
@@ -59,8 +59,8 @@ def test_every_step_answers_as_by_numpy(type_k: str, type_v: str, window: int | 
 def test_scores_may_be_so_large_that_one_key_takes_all() -> None:
     # weights are powers of two below a bound that follows the scores with some headroom
     outs = []
-    for reading in (KernelBackend(EmulatedLauncher()), NumpyBackend()):
-        cache, q = filled(reading, 300)
+    for backend in (KernelBackend(EmulatedLauncher()), NumpyBackend()):
+        cache, q = filled(backend, 300)
         k, v = (mx.array(np.random.default_rng(s).standard_normal((1, N_KV_HEADS, 1, HEAD_DIM))) for s in (5, 6))
         keys, values = cache.update_and_fetch(k, v)
         outs.append(np.array(hook.scaled_dot_product_attention(q[:, :, -1:], keys, values, cache=cache, scale=8.0)))
@@ -69,16 +69,16 @@ def test_scores_may_be_so_large_that_one_key_takes_all() -> None:
 
 def test_values_beyond_float16_become_its_largest_and_what_is_not_finite_stays() -> None:
     new = mx.array([1e6, -1e6, float("inf"), float("nan"), 1.5, 0, 0, 0] * 4)[None, None, None]
-    reading = KernelBackend(EmulatedLauncher())
-    k, v = reading.join_rows((None, None), (new, -new))
+    backend = KernelBackend(EmulatedLauncher())
+    k, v = backend.join_rows((None, None), (new, -new))
     assert k.shape == v.shape == (1, 1, 32) and k.dtype == v.dtype == mx.float16
     assert np.array_equal(np.array(k)[0, 0, :5], [65504, -65504, np.inf, np.nan, 1.5], equal_nan=True)
     assert np.array_equal(np.array(v)[0, 0, :5], [-65504, 65504, -np.inf, np.nan, -1.5], equal_nan=True)
 
 
-def filled(reading: Backend, n: int) -> tuple[BlockKVCache, mx.array]:
+def filled(backend: Backend, n: int) -> tuple[BlockKVCache, mx.array]:
     rng = np.random.default_rng(12)
-    cache = BlockKVCache("turbo4", "turbo3", rope=RopeLayout(HEAD_DIM, True), backend=reading)
+    cache = BlockKVCache("turbo4", "turbo3", rope=RopeLayout(HEAD_DIM, True), backend=backend)
     k, v = (mx.array(rng.standard_normal((1, N_KV_HEADS, n, HEAD_DIM)).astype(np.float16)) for _ in range(2))
     q = mx.array(rng.standard_normal((1, N_HEADS, n, HEAD_DIM)).astype(np.float16))
     keys, values = cache.update_and_fetch(k, v)
@@ -108,7 +108,7 @@ def test_a_state_is_the_same_whoever_reads_the_cache() -> None:
 
 
 def test_a_cut_inside_an_encoded_page_keeps_its_decoded_values() -> None:
-    caches = [filled(reading, 300)[0] for reading in (KernelBackend(EmulatedLauncher()), NumpyBackend())]
+    caches = [filled(backend, 300)[0] for backend in (KernelBackend(EmulatedLauncher()), NumpyBackend())]
     for cache in caches:
         assert cache.trim(100) == 100
     found, expected = map(next_answer, caches)
@@ -121,9 +121,9 @@ def test_a_long_step_needs_no_more_than_its_workspace(workspace_bytes: int, wind
     # at least one KV head is decoded at a time, and rows in parts that bound the mask
     by_kernels = KernelBackend(EmulatedLauncher(), workspace_bytes=workspace_bytes, mask_bytes=2 * 256 * 1000)
     outs = []
-    for reading in (by_kernels, NumpyBackend()):
+    for backend in (by_kernels, NumpyBackend()):
         rng = np.random.default_rng(14)
-        cache, _ = filled(reading, 200)
+        cache, _ = filled(backend, 200)
         cache.window = window
         k, v, q = (
             mx.array(rng.standard_normal((1, heads, 400, HEAD_DIM)).astype(np.float16))
@@ -188,8 +188,8 @@ def test_caches_of_one_launcher_keep_their_own_exact_prefixes() -> None:
     launcher = EmulatedLauncher()
     for n_prefix in (4, 16, 0):
         found, expected = (
-            decoded(BlockKVCache("turbo4", "turbo3", n_prefix=n_prefix, backend=reading))
-            for reading in (KernelBackend(launcher), NumpyBackend())
+            decoded(BlockKVCache("turbo4", "turbo3", n_prefix=n_prefix, backend=backend))
+            for backend in (KernelBackend(launcher), NumpyBackend())
         )
         assert np.linalg.norm(found - expected) < 3e-3 * np.linalg.norm(expected)
 

@@ -29,7 +29,7 @@ from tqgguf.runtime.selftest import SHAPES, Case, Outcome
 ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
 
 
-def reading(seed: int = 1, family: str = "metal") -> KernelBackend:
+def backend(seed: int = 1, family: str = "metal") -> KernelBackend:
     return KernelBackend(CheckedLauncher(seed, family, ("CUDA_ELEMENTS",) if family == "cuda" else ()))
 
 
@@ -54,28 +54,28 @@ SOME = [
 
 @pytest.mark.parametrize(("type_k", "type_v", "head_dim", "shapes"), SOME)
 def test_attention_equals_float64_attention(type_k: str, type_v: str, head_dim: int, shapes: tuple) -> None:
-    assert failures(selftest.attention_cases(reading(), head_dim, type_k, type_v, shapes)) == []
+    assert failures(selftest.attention_cases(backend(), head_dim, type_k, type_v, shapes)) == []
 
 
 @pytest.mark.parametrize(("type_k", "type_v", "head_dim"), [("turbo2", "turbo3", 96)])
 def test_a_batch_equals_float64_attention(type_k: str, type_v: str, head_dim: int) -> None:
-    assert failures(selftest.batch_cases(reading(), head_dim, type_k, type_v)) == []
+    assert failures(selftest.batch_cases(backend(), head_dim, type_k, type_v)) == []
 
 
 @pytest.mark.parametrize("head_dim", [96])
 def test_pages_are_encoded_and_decoded_as_numpy_does(head_dim: int) -> None:
-    assert failures(selftest.codec_cases(reading(), head_dim)) == []
+    assert failures(selftest.codec_cases(backend(), head_dim)) == []
 
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_no_answer_depends_on_the_schedule(seed: int) -> None:
-    assert failures(selftest.codec_cases(reading(seed), 96)) == []
-    assert failures(selftest.attention_cases(reading(seed), 128, "turbo4", "turbo3", (ONE_ROW,))) == []
+    assert failures(selftest.codec_cases(backend(seed), 96)) == []
+    assert failures(selftest.attention_cases(backend(seed), 128, "turbo4", "turbo3", (ONE_ROW,))) == []
 
 
 @pytest.mark.parametrize(("type_k", "type_v"), [("turbo4", "turbo3"), ("turbo3", "turbo2")])
 def test_the_answer_is_the_same_with_cudas_layout_of_matrix_elements_and_tables(type_k: str, type_v: str) -> None:
-    assert failures(selftest.attention_cases(reading(family="cuda"), 128, type_k, type_v, (ONE_ROW,))) == []
+    assert failures(selftest.attention_cases(backend(family="cuda"), 128, type_k, type_v, (ONE_ROW,))) == []
 
 
 HEAD_DIMS = (*selftest.HEAD_DIMS, 512)
@@ -87,14 +87,14 @@ HEAD_DIMS = (*selftest.HEAD_DIMS, 512)
 )
 def test_any_two_of_types_head_size_and_step_together(case: tuple) -> None:
     type_k, type_v, head_dim, shape = case
-    found = [case.run() for case in selftest.attention_cases(reading(), head_dim, type_k, type_v, (shape,))]
+    found = [case.run() for case in selftest.attention_cases(backend(), head_dim, type_k, type_v, (shape,))]
     assert [outcome for outcome in found if not outcome.passed] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_pages_of_every_head_size(head_dim: int) -> None:
-    assert failures(selftest.codec_cases(reading(), head_dim)) == []
+    assert failures(selftest.codec_cases(backend(), head_dim)) == []
 
 
 @pytest.mark.parametrize("cache_type", ["turbo4", "turbo3", "turbo2", "q8_0", "q4_0"])
@@ -136,7 +136,7 @@ def test_every_barrier_of_decode_attention_is_needed(which: int, monkeypatch: py
     for cached in (exporter._text, exporter.metal_kernel):
         cached.cache_clear()
     try:
-        outcomes = failures(selftest.attention_cases(reading(), 256, "turbo4", "turbo4", (ONE_ROW,)))
+        outcomes = failures(selftest.attention_cases(backend(), 256, "turbo4", "turbo4", (ONE_ROW,)))
         assert "race" in (outcomes[0].problem or "") or "unwritten" in (outcomes[0].problem or "")
     finally:
         for cached in (exporter._text, exporter.metal_kernel):
@@ -175,8 +175,8 @@ def test_every_geometry_fits_into_threadgroup_memory(family: str) -> None:
 def test_larger_heads_than_fit_are_left_to_operations_of_mlx() -> None:
     codecs = [resolve_codec("turbo4", n, "k") for n in (512, 640, 768)]
     assert [types.is_supported(codec) for codec in codecs] == [True, False, False]
-    reading = KernelBackend(EmulatedLauncher())  # which must not hold as tiles what it cannot read
-    assert [reading.tiles_values(codec) for codec in codecs] == [True, False, False]
+    backend = KernelBackend(EmulatedLauncher())  # which must not hold as tiles what it cannot read
+    assert [backend.tiles_values(codec) for codec in codecs] == [True, False, False]
 
 
 def declared_bytes(geometry, k, v) -> tuple[int, int]:

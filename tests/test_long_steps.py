@@ -28,7 +28,7 @@ def spied(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, causal
 
 
 def answer(
-    reading: Backend,
+    backend: Backend,
     held: int,
     n: int,
     types: tuple[str, str] = ("turbo4", "turbo3"),
@@ -38,7 +38,7 @@ def answer(
 ) -> np.ndarray:
     """Attention of n rows after `held` ones that were cached in steps of 100."""
     rng = np.random.default_rng(21)
-    cache = BlockKVCache(*types, window=window, rope=RopeLayout(HEAD_DIM, True), backend=reading)
+    cache = BlockKVCache(*types, window=window, rope=RopeLayout(HEAD_DIM, True), backend=backend)
     rows = [mx.array(rng.standard_normal((1, N_KV_HEADS, held + n, HEAD_DIM)).astype(np.float16)) for _ in range(2)]
     q = mx.array(rng.standard_normal((1, N_HEADS, n, HEAD_DIM)).astype(np.float32)).astype(dtype)
     for at in range(0, held, 100):
@@ -111,8 +111,8 @@ def test_parts_of_any_pair_of_types_and_of_single_heads(types: tuple[str, str], 
 def test_sink_logits_and_bfloat16_queries() -> None:
     sinks = mx.array([2.0, -1.0, 5.0, 0.5])
     found, expected = (
-        answer(reading, 150, 240, sinks=sinks, dtype=mx.bfloat16)
-        for reading in (KernelBackend(CheckedLauncher(), partial=spied), NumpyBackend())
+        answer(backend, 150, 240, sinks=sinks, dtype=mx.bfloat16)
+        for backend in (KernelBackend(CheckedLauncher(), partial=spied), NumpyBackend())
     )
     assert error(found, expected) < 5e-3
     assert error(expected, answer(NumpyBackend(), 150, 240, dtype=mx.bfloat16)) > 0.05  # sinks matter

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import plain_blocks as plain
 import pytest
-from c_paths import C_PATHS, c_reading
+from c_paths import C_PATHS, c_backend
 from calibrations import LLAMA
 from emulator.launcher import EmulatedLauncher
 from tiny_models import write_tiny
@@ -48,9 +48,9 @@ def normal(n_tokens: int = 3 * PAGE, constant: float = 0.0, seed: int = 0) -> tu
     return keys, rng.standard_normal((HEADS * GROUP, n_tokens, DIM)).astype(np.float32)
 
 
-def filled(keys: Keys, queries: Keys, reading: Backend | None = None, **settings) -> BlockKVCache:
+def filled(keys: Keys, queries: Keys, backend: Backend | None = None, **settings) -> BlockKVCache:
     """A cache of turbo4 keys that saw these, two pages and then the rest."""
-    cache = BlockKVCache("turbo4", "f16", rope=RopeLayout(DIM), backend=reading, **settings)
+    cache = BlockKVCache("turbo4", "f16", rope=RopeLayout(DIM), backend=backend, **settings)
     for part in (slice(0, 2 * PAGE), slice(2 * PAGE, None)):
         k, q = mx.array(keys[None, :, part]), mx.array(queries[None, :, part])
         held = cache.update_and_fetch(k, k)
@@ -70,11 +70,11 @@ def errors(cache: BlockKVCache, keys: Keys, left_out: list[int], constant: float
     return [float(squares[:, page].sum() / (detail[:, page] ** 2).sum()) for page in pages]
 
 
-READINGS = {
+BACKENDS = {
     "numpy": NumpyBackend,
     "mlx": MlxBackend,
     "kernels": lambda: KernelBackend(EmulatedLauncher()),
-    **{f"c-{path}": lambda path=path: c_reading(path) for path in C_PATHS},
+    **{f"c-{path}": lambda path=path: c_backend(path) for path in C_PATHS},
 }
 
 OUTLIERS = {
@@ -96,12 +96,12 @@ def test_keys_that_are_many_times_the_others_leave_the_others_error_as_it_is(whi
     assert max(errors(filled(keys, queries), keys, OUTLIERS[which])) < PLAIN_ERROR
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_every_backend_leaves_them_out(reading: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_leaves_them_out(backend: str) -> None:
     keys, queries = normal(seed=3)
     keys[0, 50] *= 1000
     keys[1, 200, 5] = 1.2e5  # beyond what the f16 tail holds
-    cache = filled(keys, queries, READINGS[reading]())
+    cache = filled(keys, queries, BACKENDS[backend]())
     assert max(errors(cache, keys, [50, 200])) < PLAIN_ERROR
 
 
@@ -187,8 +187,8 @@ def test_the_rows_that_count_are_those_of_the_spec_whoever_looks(name: str, n_pr
     assert [(np.flatnonzero(of_head) + n_prefix).tolist() for of_head in counts] == by_loops
     mean = page_mean(page, n_prefix)
     assert mean.tolist() == [plain.page_mean(of_head, n_prefix) for of_head in page.astype(float).tolist()]
-    for reading in (MlxBackend(), KernelBackend(EmulatedLauncher())):
-        _, _, found = reading.encode_pages(
+    for backend in (MlxBackend(), KernelBackend(EmulatedLauncher())):
+        _, _, found = backend.encode_pages(
             resolve_codec("turbo4", DIM, "k"), mx.array(page), n_skipped=n_prefix, centred=True, scale=None
         )
         # a row more or less would move the mean by much more than the order of additions does

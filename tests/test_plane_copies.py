@@ -18,7 +18,7 @@ from tqgguf.runtime.cache.kv_cache import BlockKVCache
 
 HEAD_DIM, N_HEADS = 64, 2
 PAGES = 64  # held at first: so many that planes grow by two pages at a time
-READINGS: dict[str, Callable[[], Backend]] = {
+BACKENDS: dict[str, Callable[[], Backend]] = {
     "MLX": MlxBackend,
     "kernels": lambda: KernelBackend(EmulatedLauncher()),
 }
@@ -61,9 +61,9 @@ def add(cache: BlockKVCache, n: int) -> None:
     cache.usage.unattended.clear()
 
 
-def with_a_spare_page(reading: Backend) -> BlockKVCache:
+def with_a_spare_page(backend: Backend) -> BlockKVCache:
     """A cache whose planes have room for one more page, two tokens before it fills."""
-    cache = BlockKVCache("turbo4", "turbo3", backend=reading)
+    cache = BlockKVCache("turbo4", "turbo3", backend=backend)
     add(cache, PAGES * 128)
     add(cache, 128)
     add(cache, 126)
@@ -72,7 +72,7 @@ def with_a_spare_page(reading: Backend) -> BlockKVCache:
 
 @pytest.mark.parametrize("by", ["MLX", pytest.param("kernels", marks=pytest.mark.slow)])
 def test_pages_are_written_into_their_planes(by: str) -> None:
-    cache = with_a_spare_page(READINGS[by]())
+    cache = with_a_spare_page(BACKENDS[by]())
     # five planes: codes and scales, and K's means; the second step goes over the page's edge
     steps = [lambda n=n: evaluate(mx.arange(n)[None], [cache]) for n in (1, 3)]
     assert copies_while(cache, steps) == (0, 0)

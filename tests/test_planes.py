@@ -92,8 +92,8 @@ def test_a_plane_goes_on_after_its_front_was_freed(append: Append) -> None:
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 def test_numpy_keeps_the_rows_that_mlx_keeps(cache_type: str, dtype: mx.Dtype) -> None:
     random = np.random.default_rng(1)
-    readings = NumpyBackend(), MlxBackend()
-    caches = [BlockKVCache(cache_type, cache_type, window=200, backend=reading) for reading in readings]
+    backends = NumpyBackend(), MlxBackend()
+    caches = [BlockKVCache(cache_type, cache_type, window=200, backend=backend) for backend in backends]
     for n in (130, 1, 1, 200, 3):
         rows = [mx.array(random.standard_normal((1, 2, n, 32)) * 1e5).astype(dtype) for _ in "kv"]
         views = [cache.update(*rows) for cache in caches]

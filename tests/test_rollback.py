@@ -292,10 +292,10 @@ def together(caches: list[BlockKVCache], n: int, seed: int = 0) -> Callable[[Bat
 @pytest.mark.parametrize("make", [NumpyBackend, lambda: KernelBackend(EmulatedLauncher())], ids=["numpy", "kernels"])
 @pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 60])
 def test_a_batch_takes_drafts_back_as_each_sequence_alone(window: int | None, make: Callable[[], Backend]) -> None:
-    reading = make()
+    backend = make()
     lonely = [begun(n, window=window) for n in (125, 254, 40)]
     for i, made in enumerate(lonely):
-        lonely[i] = BlockKVCache(window=window, backend=reading)
+        lonely[i] = BlockKVCache(window=window, backend=backend)
         lonely[i].state = made.state
     batch = BlockKVCache.merge(lonely)
     assert batch.is_trimmable()

@@ -19,9 +19,9 @@ from tqgguf.runtime.selftest import HEAD_DIMS, SHAPES, all_cases, attention_case
 from tqgguf.runtime.selftest_speed import measure
 
 
-@pytest.mark.parametrize("reading", [NumpyBackend, MlxBackend])
-def test_readings_that_are_right_pass(reading: type) -> None:
-    outcomes = [case.run() for case in all_cases(reading(), (64,))]
+@pytest.mark.parametrize("backend", [NumpyBackend, MlxBackend])
+def test_readings_that_are_right_pass(backend: type) -> None:
+    outcomes = [case.run() for case in all_cases(backend(), (64,))]
     assert [outcome for outcome in outcomes if not outcome.passed] == []
     assert {outcome.operation for outcome in outcomes} == {"encode", "decode", "attention"}
 
@@ -52,8 +52,8 @@ def test_one_wrong_value_is_found() -> None:
 
 def test_what_a_device_raises_is_a_failure() -> None:
     # there is no GPU where tests run: MLX refuses the kernels
-    reading = KernelBackend(MlxLauncher("metal"))
-    outcomes = [case.run() for case in attention_cases(reading, 64, "turbo4", "turbo3", SHAPES[:1])]
+    backend = KernelBackend(MlxLauncher("metal"))
+    outcomes = [case.run() for case in attention_cases(backend, 64, "turbo4", "turbo3", SHAPES[:1])]
     assert [outcome.passed for outcome in outcomes] == [False]
     assert outcomes[0].problem
 
