@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,39 @@ def test_a_template_in_a_file_of_its_own_comes_first(tmp_path):
     assert load_folder_tokenizer(folder).chat_template == "json"
     (folder / "chat_template.jinja").write_text("jinja")
     assert load_folder_tokenizer(folder).chat_template == "jinja"
+
+
+TRUNCATION = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+PADDING = {
+    "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"truncation": TRUNCATION}, *({"padding": {"strategy": {"Fixed": n}, **PADDING}} for n in (8, 1 << 40))],
+)
+def test_what_a_folder_was_trained_with_cuts_and_pads_no_prompt(tmp_path, settings):
+    text = "hello world this is a long prompt"
+    folder = folder_with(tmp_path)
+    expected = load_folder_tokenizer(folder).encode(text)
+    path = folder / "tokenizer.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | settings)
+    assert load_folder_tokenizer(folder).encode(text) == expected and len(expected) > 8
+
+
+def test_an_id_beyond_int32_is_refused_by_its_token(tmp_path):
+    folder = folder_with(tmp_path)
+    path = folder / "tokenizer.json"
+    description = json.loads(path.read_text(encoding="utf-8"))
+    description["model"]["vocab"]["a"] = 2**32 - 1
+    write_json(path, description)
+    with pytest.raises(FormatError, match="expected ids of at most 2147483647, found 4294967295 for the token 'a'"):
+        load_folder_tokenizer(folder)
+
+
+def test_half_a_character_in_a_file_of_settings_is_refused(tmp_path):
+    folder = folder_with(tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "\\ud800"}', encoding="utf-8")
+    with pytest.raises(FormatError, match=r"tokenizer_config\.json: expected JSON, found a mistake"):
+        load_folder_tokenizer(folder)

@@ -161,9 +161,13 @@ def _unknown(word: str, spelled: str, by_spelling: Mapping[str, Flag], verb: str
         return f"`tqgguf {verb}` does not take {word}; `tqgguf {verb} --help` lists what it takes"
     alike = [name for name in by_spelling if name.startswith("--") == spelled.startswith("--")]
     works = [name for name in alike if by_spelling[name].fate is Fate.IMPLEMENTED]
-    near = [name for name in works if name.startswith(spelled)] or difflib.get_close_matches(spelled, works, n=1)
+    near = [name for name in works if name.startswith(spelled)]
+    near = near or difflib.get_close_matches(spelled, works, n=1, cutoff=_ALIKE)
     hint = f", did you mean {near[0]}?" if near else ";"
     return f"unknown flag {word}{hint} `tqgguf {verb} --help` lists all"
+
+
+_ALIKE = 0.75  # of difflib's ratio: a slip of the finger, not another word
 
 
 def _word(spelled: str, value: str, kind: str) -> str:

@@ -86,6 +86,22 @@ _LINES: Mapping[str, str] = {
         "it is mlx-lm's; -no-cnv continues a text without a template, --chat-template-file gives another template"
     ),
     "--trust-remote-code": "tqgguf runs no code from a model's folder",
+    "--eos-token --extra-eos-token": "the model's file says which tokens end an answer; -r TEXT ends it at a text",
+    "--xtc-special-tokens": "XTC spares no tokens here, as in llama.cpp",
+    "--prefill-step-size": "it is mlx-lm's name; here it is -ub N",
+    "--pipeline": "a model is computed on one machine",
+    # mlx_lm.server, mlx_lm.convert, mlx_lm.evaluate and mlx_lm.perplexity, mlx_lm.benchmark
+    "--allowed-origins --prompt-concurrency --decode-concurrency --prompt-cache-size --prompt-cache-bytes "
+    "--log-level": "it belongs to mlx-lm's server, and tqgguf has no server yet",
+    "--chat-template-args": "not yet; -rea on and -rea off set enable_thinking, which is what it is mostly used for",
+    "--hf-path --mlx-path --q-bits --q-group-size --q-mode --quant-predicate --upload-repo --quantize-activations": (
+        "`tqgguf convert` writes GGUF files and folders for MLX; for MLX's own quantisation use mlx_lm.convert"
+    ),
+    "--num-shots --fewshot-as-multiturn --apply-chat-template --confirm-run-unsafe-code --num-samples "
+    "--sequence-length --data-path": _EVAL,
+    "--prompt-tokens --generation-tokens --num-trials": "`tqgguf bench` measures speed, with -p, -n and -r",
+    # what llama.cpp's users shorten
+    "-ro": "the flag is --prompt-cache-ro",
 }
 
 ELSEWHERE: Mapping[str, str] = {spelling: line for spelled, line in _LINES.items() for spelling in spelled.split()}

@@ -144,7 +144,10 @@ def _advice(plan: ModelPlan) -> str:
     if plan.choice is None:
         return str(plan.failure)
     fits = _fits(plan, plan.choice)[0]
-    flags = f"-c {min(fits, plan.wanted)} -ctk {plan.choice.type_k} -ctv {plan.choice.type_v}"
+    n_ctx, trained = min(fits, plan.wanted), plan.about.context_length
+    flags = f"-c {n_ctx} -ctk {plan.choice.type_k} -ctv {plan.choice.type_v}"
+    if plan.rope_scale_is_a_flag and trained and n_ctx > trained:
+        flags += f" --rope-scale {-(-n_ctx // trained)}"
     named = plan.ask.specs is not None
     if fits < plan.wanted:
         return f"{plan.wanted:,} tokens fit in none of these; the longest context{'' if named else _LITTLE}: {flags}"

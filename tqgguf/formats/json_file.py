@@ -11,8 +11,11 @@ from tqgguf.formats.errors import FormatError, words_of
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; FormatError if it is not there or not one."""
+    data = read_bytes(path)
     try:
-        value = json.loads(read_bytes(path))
+        value = json.loads(data)
+        if b"\\u" in data:  # an escape can stand for half of a character
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: expected JSON, found a mistake: {words_of(error)}") from error
     if not isinstance(value, dict):

@@ -45,6 +45,7 @@ class Conversation:
         from `held`.
         """
         self.messages.append({"role": "user", "content": message})
+        check_text(message, self.tokenizer, self.n_ctx)  # before it is rendered: one of megabytes takes seconds
         text = self._text()
         check_text(text, self.tokenizer, self.n_ctx)
         if not self.held:

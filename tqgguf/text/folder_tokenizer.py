@@ -16,10 +16,14 @@ from tokenizers import Tokenizer as Backend
 from tqgguf.formats.errors import FormatError, RequestError
 from tqgguf.formats.json_file import read_bytes, read_json
 from tqgguf.formats.models.vocabulary import END_OF_GENERATION_TEXTS, NAMED_ROLES, utf8
+from tqgguf.formats.wording import shown
 from tqgguf.text.bpe import BYTE_LETTERS
 from tqgguf.text.folder_decoder import suitable_decoder
 from tqgguf.text.folder_stream import FolderStream, decoded
 from tqgguf.text.library_errors import failing_as
+
+MAX_TOKEN_ID = 2**31 - 1
+"""The largest id that llama.cpp's and MLX's int32 hold."""
 
 
 class FolderTokenizer:
@@ -28,6 +32,8 @@ class FolderTokenizer:
     def __init__(
         self, backend: Backend, description: Mapping[str, Any], settings: Mapping[str, Any], eos_ids: Iterable[int]
     ) -> None:
+        backend.no_truncation()  # what a folder was trained with cuts and pads no prompt, as in transformers
+        backend.no_padding()
         self.backend = backend
         self._description = description
         self.warnings: list[str] = []
@@ -125,6 +131,12 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     description = read_json(path)
     with failing_as(f"{path}: expected a tokenizer, found a mistake"):
         backend = Backend.from_file(str(path))
+    ids = backend.get_vocab(with_added_tokens=True)
+    if max(ids.values(), default=0) > MAX_TOKEN_ID:
+        token = max(ids, key=lambda text: ids[text])
+        raise FormatError(
+            f"{path}: expected ids of at most {MAX_TOKEN_ID}, found {ids[token]} for the token {shown(token)}"
+        )
     settings = {**_optional(folder / "special_tokens_map.json"), **_optional(folder / "tokenizer_config.json")}
     settings["chat_template"] = _chat_template(folder, settings.get("chat_template"))
     eos_ids: set[int] = set()
@@ -165,7 +177,7 @@ def _bytes_per_byte(description: Mapping[str, Any], vocabulary: Container[str]) 
     has_bytes = has_bytes or all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
     if not (has_bytes and isinstance(model, dict) and model.get("type") == "BPE" and isinstance(added, list)):
         return 0
-    if description.get("truncation") or any(token.get("lstrip") or token.get("rstrip") for token in added):
+    if any(token.get("lstrip") or token.get("rstrip") for token in added):
         return 0
     cuts = list(_parts(description.get("pre_tokenizer"), "pretokenizers"))
     if any(part.get("type") not in _PRE_TOKENIZERS or part.get("behavior") == "Removed" for part in cuts):

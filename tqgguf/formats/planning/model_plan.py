@@ -84,6 +84,8 @@ class ModelPlan:
     wanted: int
     choice: CachePlan | None
     notes: tuple[str, ...]
+    rope_scale_is_a_flag: bool = True
+    """Whether `run --rope-scale` stretches positions; of a folder, config.json does."""
 
     @property
     def failure(self) -> TqggufError | None:
@@ -134,7 +136,8 @@ def plan_model(path: str | os.PathLike[str], ask: Ask, check: ServedCheck) -> Mo
         impossible,
         wanted,
         None if refusal is not None else _choice(rows, wanted, ask.specs is not None),
-        (*model.notes, *_notes(about, shapes, contexts, ask.device, model.stretched)),
+        (*model.notes, *_notes(about, shapes, contexts, ask.device, model.rope_scale_is_a_flag)),
+        model.rope_scale_is_a_flag,
     )
 
 
@@ -151,8 +154,7 @@ class _Model:
     file_weights: int
     widened: tuple[Widened, ...]
     notes: tuple[str, ...]
-    stretched: str = "--rope-scale"
-    """What lets `run` go beyond the trained context."""
+    rope_scale_is_a_flag: bool = True
 
 
 def _of_gguf(path: str, ask: Ask, check: ServedCheck) -> _Model:
@@ -183,8 +185,7 @@ def _of_folder(path: str, ask: Ask, check: ServedCheck) -> _Model:
     else:  # config.json's notes tell what it leaves open of the shapes
         n_others = (found.facts.n_layers or 0) - len(shapes)
         notes = (f"{n_others} layers keep a state of another kind, which is not counted",) if n_others > 0 else ()
-    stretched = "rope_scaling in config.json"
-    return _Model(path, len(found.files), refusal, found.facts, shapes, held, file_weights, grown, notes, stretched)
+    return _Model(path, len(found.files), refusal, found.facts, shapes, held, file_weights, grown, notes, False)
 
 
 def _asked(check: ServedCheck, model: GGUFFile | Path) -> tuple[Sequence[LayerShape] | None, TqggufError | None]:
@@ -248,9 +249,10 @@ def _most(value: PerLayer | None) -> int:
 
 
 def _notes(
-    about: ModelFacts, shapes: Sequence[LayerShape], contexts: Sequence[int], device: Device, stretched: str
+    about: ModelFacts, shapes: Sequence[LayerShape], contexts: Sequence[int], device: Device, by_flag: bool
 ) -> Sequence[str]:
-    """stretched: what stretches positions."""
+    """by_flag: whether positions are stretched by a flag of `run`."""
+    stretched = "--rope-scale" if by_flag else "rope_scaling in config.json"
     notes = []
     trained = about.context_length
     if trained and max(contexts) > trained:
