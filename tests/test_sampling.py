@@ -298,3 +298,8 @@ def test_biases_are_checked_against_a_vocabulary_before_anything_is_sampled() ->
         SamplingParams(logit_bias=((0, -math.inf), (9, 1.0))).check_vocabulary(9)
     with pytest.raises(RequestError, match="every token of the vocabulary is banned"):
         SamplingParams().banning(range(10)).check_vocabulary(10)
+
+
+def test_all_unknown_stages_are_named_at_once() -> None:
+    with pytest.raises(RequestError, match="found 'mirostat', 'bogus'"):
+        sampler_names("top_k;mirostat;bogus")

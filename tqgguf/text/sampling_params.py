@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tqgguf.formats.errors import Problems, RequestError
+from tqgguf.formats.wording import shown
 
 DEFAULT_SAMPLERS = (
     "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature",
@@ -178,11 +179,11 @@ def sampler_names(text: str, *, letters: bool = False) -> tuple[str, ...]:
             raise RequestError(f"--sampler-seq: expected letters of {known}; found {unknown[0]!r}")
         return tuple(SAMPLER_LETTERS[letter] for letter in text)
     spellings = {name.replace("_", mark): name for name in DEFAULT_SAMPLERS for mark in ("_", "-", "")} | _OTHER_NAMES
-    names = []
-    for word in filter(None, text.split(";")):
-        if word not in spellings:
-            raise RequestError(
-                f"--samplers: expected names out of {';'.join(DEFAULT_SAMPLERS)} (semicolons between), found {word!r}"
-            )
-        names.append(spellings[word])
-    return tuple(names)
+    words = list(filter(None, text.split(";")))
+    unknown = [word for word in words if word not in spellings]
+    if unknown:
+        raise RequestError(
+            f"--samplers: expected names out of {';'.join(DEFAULT_SAMPLERS)} (semicolons between), "
+            f"found {', '.join(map(shown, unknown))}"
+        )
+    return tuple(spellings[word] for word in words)
