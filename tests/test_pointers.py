@@ -6,6 +6,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -28,10 +29,15 @@ def python_files() -> list[Path]:
     return [path for part in ("tqgguf", "tests", "benchmarks", "spec") for path in (REPOSITORY / part).rglob("*.py")]
 
 
+@cache
+def tokens_of(path: Path) -> list[tokenize.TokenInfo]:
+    return list(tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline))
+
+
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Comments and strings that are statements, with their lines."""
     before = tokenize.NEWLINE
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    for token in tokens_of(path):
         if token.type == tokenize.COMMENT or (
             token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
         ):
@@ -45,7 +51,7 @@ def known_words() -> set[str]:
     words: set[str] = set()
     for path in python_files():
         words |= {path.stem, path.parent.name}
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        for token in tokens_of(path):
             if token.type in (tokenize.NAME, tokenize.STRING) and not token.string.startswith(('"""', 'r"""')):
                 words |= set(re.findall(r"\w+", token.string))
     for pattern in ("*.metal", "*.c", "*.h", "*.inc", "*.cu", "*.toml", "Makefile", "CMakeLists.txt"):
