@@ -35,7 +35,9 @@ _LINES: Mapping[str, str] = {
     "-ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step": (
         "there are no checkpoints; --prompt-cache FILE keeps an evaluated prompt"
     ),
-    "--chat-template-kwargs": "not yet; -rea on and -rea off set enable_thinking, which is what it is mostly used for",
+    "--chat-template-kwargs --chat-template-args": (
+        "not yet; -rea on and -rea off set enable_thinking, which is what it is mostly used for"
+    ),
     "--show-timings --no-show-timings": "the closing report on stderr shows the timings",
     "-o --output --output-file": "the answer goes to stdout; redirect it with > FILE",
     "--image --audio --video -mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto "
@@ -93,7 +95,6 @@ _LINES: Mapping[str, str] = {
     # mlx_lm.server, mlx_lm.convert, mlx_lm.evaluate and mlx_lm.perplexity, mlx_lm.benchmark
     "--allowed-origins --prompt-concurrency --decode-concurrency --prompt-cache-size --prompt-cache-bytes "
     "--log-level": "it belongs to mlx-lm's server, and tqgguf has no server yet",
-    "--chat-template-args": "not yet; -rea on and -rea off set enable_thinking, which is what it is mostly used for",
     "--hf-path --mlx-path --q-bits --q-group-size --q-mode --quant-predicate --upload-repo --quantize-activations": (
         "`tqgguf convert` writes GGUF files and folders for MLX; for MLX's own quantisation use mlx_lm.convert"
     ),

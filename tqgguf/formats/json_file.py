@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from tqgguf.formats.errors import FormatError, words_of
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -14,7 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
     data = read_bytes(path)
     try:
         value = json.loads(data)
-        if b"\\u" in data:  # an escape can stand for half of a character
+        if _SURROGATE.search(data):  # which can stand for half of a character
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: expected JSON, found a mistake: {words_of(error)}") from error

@@ -131,19 +131,18 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
     description = read_json(path)
     with failing_as(f"{path}: expected a tokenizer, found a mistake"):
         backend = Backend.from_file(str(path))
-    ids = backend.get_vocab(with_added_tokens=True)
-    if max(ids.values(), default=0) > MAX_TOKEN_ID:
-        token = max(ids, key=lambda text: ids[text])
-        raise FormatError(
-            f"{path}: expected ids of at most {MAX_TOKEN_ID}, found {ids[token]} for the token {shown(token)}"
-        )
     settings = {**_optional(folder / "special_tokens_map.json"), **_optional(folder / "tokenizer_config.json")}
     settings["chat_template"] = _chat_template(folder, settings.get("chat_template"))
     eos_ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         value = _optional(folder / name).get("eos_token_id")
         eos_ids |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
-    return FolderTokenizer(backend, description, settings, eos_ids)
+    made = FolderTokenizer(backend, description, settings, eos_ids)
+    largest = made.vocab_size - 1
+    if largest > MAX_TOKEN_ID:
+        token = shown(made.token_text(largest))
+        raise FormatError(f"{path}: expected ids of at most {MAX_TOKEN_ID}, found {largest} for the token {token}")
+    return made
 
 
 def _optional(path: Path) -> dict[str, Any]:

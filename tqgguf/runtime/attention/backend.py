@@ -18,67 +18,16 @@ from tqgguf.runtime.attention.arithmetic import Arithmetic, MlxArithmetic, Numpy
 from tqgguf.runtime.attention.attend import attend_tiles
 from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.kv import block_ops
-from tqgguf.runtime.kv.balance import balance_rows, page_mean_mlx, page_mean_numpy
-from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Pair, Query, SidePages, SideView
+from tqgguf.runtime.kv.balance import page_mean_mlx, page_mean_numpy
+from tqgguf.runtime.kv.page_encoder import PageEncoder
+from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Pair, Query, SidePages, SideView, first_seen_page
 
 
-class Backend:
+class Backend(PageEncoder):
     """How pages are encoded, how rows are joined, and how queries are answered. `arithmetic`: of whatever has no faster
     way."""
 
     arithmetic: Arithmetic
-
-    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """Rows f16 or f32 [n_kv_heads, tokens, head_dim] to codes uint8 and scales f16, [n_kv_heads, tokens, ...]."""
-        raise NotImplementedError
-
-    def check_finite(self, codec: Codec, rows: mx.array) -> None:
-        """EncodeError where a page's f16 rows hold a value that is not finite; GPUs do not look."""
-
-    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
-        """The mean f16 [n_kv_heads, head_dim] of rows f16 [n_kv_heads, tokens, head_dim] from n_skipped on."""
-        raise NotImplementedError
-
-    def tiles_values(self, codec: Codec) -> bool:
-        """Whether caches hold V's codes in the order of `kv.tiles` for this backend."""
-        return False
-
-    def encode_pages(
-        self,
-        codec: Codec,
-        rows: mx.array,
-        *,
-        n_skipped: int,
-        centred: bool,
-        scale: mx.array | None,
-        tiled: bool = False,
-    ) -> tuple[mx.array, mx.array, mx.array | None]:
-        """Rows f16 [n_kv_heads, pages * PAGE, head_dim] as whole pages: codes and scales [pages, n_kv_heads, PAGE,
-        ...].
-
-        centred: the mean of each page is taken out, and returned f16 [pages, n_kv_heads, head_dim], else None; scale:
-        f32 [n_kv_heads, head_dim], multiplied into what is left. The first n_skipped rows become zero blocks.
-        tiled: only where `tiles_values`.
-        """
-        starts = range(0, rows.shape[1], PAGE)
-        pages = [
-            self._encode_page(codec, rows[:, at : at + PAGE], 0 if at else n_skipped, centred, scale) for at in starts
-        ]
-        codes, scales, means = ([page[i] for page in pages] for i in range(3))
-        if len(pages) == 1:
-            return codes[0][None], scales[0][None], means[0][None] if centred else None
-        return mx.stack(codes), mx.stack(scales), mx.stack(means) if centred else None
-
-    def _encode_page(
-        self, codec: Codec, rows: mx.array, n_skipped: int, centred: bool, scale: mx.array | None
-    ) -> tuple[mx.array, mx.array, Any]:
-        mean = None
-        if centred:
-            mean = self.page_mean(rows, n_skipped)
-            rows = balance_rows(rows, mean, scale)
-        if n_skipped:
-            rows = mx.concatenate([mx.zeros_like(rows[:, :n_skipped]), rows[:, n_skipped:]], axis=1)
-        return *self.encode(codec, rows), mean
 
     def float_rows(self, cache_type: str, new: mx.array) -> NDArray[Any] | None:
         """New rows [1, n_kv_heads, tokens, head_dim] in a float type, where they are kept by numpy; else None."""
@@ -111,10 +60,7 @@ class Backend:
         end_page = offset // PAGE
         if side.codes is None or end_page <= side.first_page:
             return block_ops.as_float(side.rows, dtype)[None]
-        blocks = side.decoded(side.first_page, end_page)
-        parts = [blocks, side.rows]
-        if side.prefix is not None and side.first_page == 0:
-            parts = [side.prefix, blocks[:, side.prefix.shape[1] :], side.rows]
+        parts = [*side.decoded_exactly(side.first_page, end_page), side.rows]
         return block_ops.as_float(mx.concatenate(parts, axis=1), dtype)[None]
 
     def dequantise_pages(self, side: SidePages, first: int, dtype: mx.Dtype) -> mx.array:
@@ -170,9 +116,8 @@ class Backend:
         tails = growth.joined or self.join(growth)
         n_rows, page = growth.end_in_page, growth.offset // PAGE
         k, v = (self.tail_view(side, tail, n_rows, page) for side, tail in zip((pages.k, pages.v), tails, strict=True))
-        if query.window is not None:
-            first = max(0, growth.offset - query.window + 1) // PAGE
-            k, v = k.starting_at(first), v.starting_at(first)
+        first = first_seen_page(growth.offset, query.window)
+        k, v = k.starting_at(first), v.starting_at(first)
         return self.attend(q, k, v, offset=growth.offset, query=query, reads=reads), tails
 
     def answers_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
@@ -314,10 +259,5 @@ def _attend_in_page(q: mx.array, pages: Pages, tails: Pair, at: mx.array, query:
 
 def _rows_in_page(side: SidePages, tail: mx.array, first: int, last: int) -> mx.array:
     """float32 [n_kv_heads, tokens, head_dim] in original axes: pages first .. last - 1 as blocks, then the tail."""
-    if first == last:
-        return tail[0].astype(mx.float32)
-    blocks = side.decoded(first, last)
-    parts = [blocks, tail[0]]
-    if side.prefix is not None and first == 0:
-        parts = [side.prefix, blocks[:, side.prefix.shape[1] :], tail[0]]
+    parts = [tail[0]] if first == last else [*side.decoded_exactly(first, last), tail[0]]
     return mx.concatenate([part.astype(mx.float32) for part in parts], axis=1)

@@ -87,8 +87,7 @@ class CBackend(NumpyBackend):
         n_rows = q.shape[2]
         most = self.most_rows or MOST_ROWS.get(self.library.path_name, n_rows)
         if n_rows > most or q.dtype not in _QUERY_KINDS or not (is_supported(k.codec) and is_supported(v.codec)):
-            how: dict[str, Any] = {"reads": reads, "own_from_blocks": own_from_blocks}
-            return super().attend(q, k, v, offset=offset, query=query, **how)
+            return super().attend(q, k, v, offset=offset, query=query, reads=reads, own_from_blocks=own_from_blocks)
         step = _Step(q, k, v, query)
         n_encoded = min(k.end_page, v.end_page) * PAGE if own_from_blocks else 0
         pages = [(lo, hi, lo < n_encoded) for lo, hi in pairwise(cuts(offset, offset + n_rows))]

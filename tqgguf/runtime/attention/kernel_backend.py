@@ -161,8 +161,7 @@ class KernelBackend(MlxBackend):
         all_float = k.codec.is_float and v.codec.is_float
         in_kernels = is_supported(k.codec) and is_supported(v.codec)
         if own_from_blocks or q.dtype not in _QUERY_TYPES or not (in_kernels or all_float):
-            how: dict[str, Any] = {"reads": reads, "own_from_blocks": own_from_blocks}
-            return super().attend(q, k, v, offset=offset, query=query, **how)
+            return super().attend(q, k, v, offset=offset, query=query, reads=reads, own_from_blocks=own_from_blocks)
         pages = [(lo, hi) for lo, hi in pairwise(cuts(offset, offset + n_rows))]
         if all_float:
             out = _attend_floats(q, k, v, offset, query)

@@ -103,6 +103,11 @@ class SidePages:
         rows = block_ops.decode_pages(self.codec, codes, self.scales[lo:hi])
         return rows if self.page_means is None else unbalance_pages(rows, self.page_means[lo:hi], self.channel_scale)
 
+    def decoded_exactly(self, first: int, last: int) -> list[mx.array]:
+        """`decoded` in parts that lie one after the other, with the exact prefix for the rows that it stands for."""
+        blocks = self.decoded(first, last)
+        return [blocks] if self.prefix is None or first else [self.prefix, blocks[:, self.n_prefix :]]
+
 
 @dataclass(frozen=True)
 class SideForm:

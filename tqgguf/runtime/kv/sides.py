@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,31 +17,11 @@ from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import FormatError
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv.block_ops import to_f16
+from tqgguf.runtime.kv.page_encoder import PageEncoder
 from tqgguf.runtime.kv.pages import PAGE, SidePages, SideView
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.saved import as_saved, expect, expect_squares
 from tqgguf.runtime.kv.tiles import can_be_tiled, to_rows, to_tiles
-
-
-class PageEncoder(Protocol):
-    """The part of a backend that makes blocks of a page's rows [n_kv_heads, PAGE, head_dim]; see `Backend`."""
-
-    def encode(self, codec: Codec, rows: mx.array) -> tuple[mx.array, mx.array]: ...
-
-    def check_finite(self, codec: Codec, rows: mx.array) -> None: ...
-
-    def encode_pages(
-        self,
-        codec: Codec,
-        rows: mx.array,
-        *,
-        n_skipped: int,
-        centred: bool,
-        scale: mx.array | None,
-        tiled: bool = False,
-    ) -> tuple[mx.array, mx.array, mx.array | None]: ...
-
-    def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array: ...
 
 
 class Waiting:
@@ -235,9 +215,7 @@ class BlockSide:
                 if last.scale is not None:
                     self.scale = last.scale.copy()
             elif rest:
-                tail = to_f16(self.pages.decoded(page, page + 1))[:, :rest]
-                if page == 0 and self.prefix is not None:
-                    tail = mx.concatenate([self.prefix, tail[:, self.prefix.shape[1] :]], axis=1)[:, :rest]
+                tail = to_f16(mx.concatenate(self.pages.decoded_exactly(page, page + 1), axis=1))[:, :rest]
             for plane in self.planes:
                 plane.truncate(slot)
             self.tail = tail
