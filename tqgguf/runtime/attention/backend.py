@@ -170,17 +170,21 @@ class NumpyBackend(Backend):
         return mx.array(values if rows is None else np.concatenate([np.asarray(rows), values], axis=1))
 
     def join(self, growth: Growth) -> Pair:
-        """Written into the tails themselves where nobody else can see that (`Growth.is_ours`)."""
-        start, end = growth.offset % PAGE, growth.end_in_page
-        joined = []
-        for tail, new in zip(growth.tails, growth.new, strict=True):
-            if not growth.is_ours:
-                held = np.asarray(tail)
-                tail = mx.zeros(tail.shape, dtype=mx.float16)
-                np.asarray(tail)[:, :, :start] = held[:, :, :start]
-            np.asarray(tail)[:, :, start:end] = _f16_values(new)
-            joined.append(tail)
-        return joined[0], joined[1]
+        tails = self.own_tails(growth)
+        for tail, new in zip(tails, growth.new, strict=True):
+            rows, values = np.asarray(tail), _f16_values(new)
+            for i, (offset, n_own) in enumerate(zip(growth.offsets, growth.n_own, strict=True)):
+                start = offset % PAGE
+                rows[i, :, start : start + n_own] = values[i, :, :n_own]
+        return tails
+
+    def own_tails(self, growth: Growth) -> Pair:
+        """A growth's tails to write its rows into: its own where nobody else can see that (`Growth.is_ours`), else
+        copies."""
+        if growth.is_ours:
+            return growth.tails
+        k, v = (mx.array(np.asarray(tail)) for tail in growth.tails)
+        return k, v
 
     def tail_view(self, side: SidePages, tail: mx.array, n_rows: int, page: int) -> SideView:
         view = super().tail_view(side, tail, n_rows, page)
