@@ -46,13 +46,15 @@ class CommonSteps:
         self.n_prefix = prefix_length(k, v)
         self._base, self._slots = _slot_tables(pages)
         sinks = None if query.sinks is None else query.sinks.astype(mx.float32)
-        mx.eval(*k.arrays, *v.arrays, *([] if sinks is None else [sinks]))
+        arrays = [*k.arrays, *v.arrays] if sinks is None else [*k.arrays, *v.arrays, sinks]
+        if arrays:
+            mx.eval(arrays)
         self._alive: list[NDArray[Any]] = []
-        self._structs = (AttentionStep * n_sequences)()
+        self.own_structs = (AttentionStep * n_sequences)()
         planes = self._page_plane(k), self._page_plane(v)
         prefixes, scales, means = self._host(k.prefix), self._host(k.channel_scale), self._host(k.page_means)
         value_prefixes, held_sinks = self._host(v.prefix), self._host(sinks)
-        for i, struct in enumerate(self._structs):
+        for i, struct in enumerate(self.own_structs):
             struct.k_codec, struct.v_codec = (ctypes.pointer(codec_struct(side.codec)) for side in (k, v))
             struct.k_pages, struct.v_pages = planes
             struct.n_kv_heads, struct.group = n_kv_heads, n_heads // n_kv_heads
@@ -87,26 +89,32 @@ class CommonSteps:
 
     def structs(self) -> Array[AttentionStep]:
         """A copy for one step, whose rows, queries and results are still to be told."""
-        return type(self._structs).from_buffer_copy(self._structs)
+        return type(self.own_structs).from_buffer_copy(self.own_structs)
 
     def begin(self, struct: AttentionStep, i: int, offset: int, n_rows: int) -> None:
         """Tell a structure of sequence i where its step stands."""
         first = max(self._base, first_seen_page(offset, self.query.window))
         struct.offset, struct.n_rows, struct.first_page = offset, n_rows, first
-        struct.slots = address(self._slots[i]) + (first - self._base) * _SLOT_BYTES
+        struct.slots = self._slots[i][1] + (first - self._base) * _SLOT_BYTES
 
 
-def _slot_tables(pages: Pages) -> tuple[int, list[NDArray[np.int32]]]:
-    """The page that tables begin with, and where pages from there on lie in the planes of each sequence."""
+_Table = tuple[NDArray[np.int32], int]
+"""Where pages lie in planes, and this array's address."""
+
+
+def _slot_tables(pages: Pages) -> tuple[int, list[_Table]]:
+    """The page that tables begin with, and one for each sequence."""
     if pages.slots is not None:
-        return 0, [np.array([*slots, 0], np.int32) for slots in pages.slots]
+        tables = [np.array([*slots, 0], np.int32) for slots in pages.slots]
+        return 0, [(table, address(table)) for table in tables]
     n_pages = max(pages.k.end_page, pages.v.end_page) - pages.first_page
     return pages.first_page, [_in_order(1 << max(10, n_pages.bit_length()))]
 
 
 @lru_cache(maxsize=24)
-def _in_order(n: int) -> NDArray[np.int32]:
-    return np.arange(n, dtype=np.int32)
+def _in_order(n: int) -> _Table:
+    table = np.arange(n, dtype=np.int32)
+    return table, address(table)
 
 
 def common_steps(pages: Pages, growth: Growth, n_heads: int, query: Query) -> CommonSteps:
@@ -159,27 +167,43 @@ class ViewSteps:
         self.n_prefix = self._common.n_prefix
         given = [view.rows for view in (k, v) if view.host is None]
         (self._query, *rows), self._kind = _hosts([q, *given]), FLOAT_KINDS[q.dtype]
-        self._sides = [(view, rows.pop(0) if view.host is None else view.host) for view in (k, v)]
-        self._head_dim, self._start = v.codec.head_dim, max(k.first_page, v.first_page)
+        self._sides = tuple(_Rows(view, rows.pop(0) if view.host is None else view.host) for view in (k, v))
+        self._head_dim, self._is_float = v.codec.head_dim, (k.codec.is_float, v.codec.is_float)
+        self._start = max(k.first_page, v.first_page) * PAGE
 
     def step(
         self, first: int, offset: int, n_rows: int, own_from_blocks: bool
     ) -> tuple[Array[AttentionStep], NDArray[np.float32]]:
-        """The rows from the query's row `first` on, at positions from `offset` on in one page: its structure, and its
-        result [n_heads, n_rows, head_dim of v]."""
-        structs = self._common.structs()
-        struct, query = structs[0], self._query[0, :, first : first + n_rows]
+        """The rows from the query's row `first` on, at positions from `offset` on in one page: its structure, until the
+        next one is asked for, and its result [n_heads, n_rows, head_dim of v]."""
+        structs = self._common.own_structs
+        struct, query, page = structs[0], self._query[0, :, first : first + n_rows], offset // PAGE * PAGE
         self._common.begin(struct, 0, offset, n_rows)
         struct.own_coded = own_from_blocks
-        for (view, rows), side in zip(self._sides, "kv", strict=True):
-            kind = KINDS[view.codec.cache_type] if view.codec.is_float else _F16
-            setattr(struct, f"{side}_own", row_plane(kind, rows, offset // PAGE * PAGE - view.rows_start))
-            if view.codec.is_float:  # its rows are its pages
-                setattr(struct, f"{side}_pages", row_plane(kind, rows, self._start * PAGE - view.rows_start, PAGE))
-                setattr(struct, f"{side}_prefix", row_plane(kind, rows))
+        k, v = self._sides
+        struct.k_own, struct.v_own = k.plane(page), v.plane(page)
+        k_is_float, v_is_float = self._is_float  # whose rows are their pages
+        if k_is_float:
+            struct.k_pages, struct.k_prefix = k.plane(self._start, PAGE), k.plane(self._start)
+        if v_is_float:
+            struct.v_pages, struct.v_prefix = v.plane(self._start, PAGE), v.plane(self._start)
         out = np.empty((query.shape[0], n_rows, self._head_dim), np.float32)
         _ask(struct, self._kind, query, out)
         return structs, out
+
+
+class _Rows:
+    """Planes of a view's rows."""
+
+    def __init__(self, view: SideView, rows: NDArray[Any]) -> None:
+        kind = KINDS[view.codec.cache_type] if view.codec.is_float else _F16
+        self._whole, self._rows, self._start = row_plane(kind, rows), rows, view.rows_start
+
+    def plane(self, position: int, page_tokens: int = 0) -> Plane:
+        """From a position on, a page being so many tokens."""
+        of = self._whole
+        first, page = (position - self._start) * of.token, page_tokens * of.token
+        return Plane(of.codes + first, None, page, of.head, of.token, 0, 0, of.kind)
 
 
 def _hosts(arrays: Sequence[mx.array]) -> list[NDArray[Any]]:
