@@ -12,12 +12,13 @@ import pytest
 import typer
 
 from tqgguf.cli.arguments import sort_arguments
-from tqgguf.cli.llama_flags import FLAGS
+from tqgguf.cli.llama_flags import flags_of
 from tqgguf.cli.other_flags import BUILT_IN_TEMPLATES, ELSEWHERE
 from tqgguf.cli.program import app
 from tqgguf.cli.run import request_from
 from tqgguf.formats.errors import RequestError
 
+FLAGS = flags_of("run")
 REPOSITORY = Path(__file__).parent.parent
 RECORDED = [
     line
