@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tqgguf.cli import bench_table
 from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.bench_request import BenchRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.json_text import json_text
-from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import calibrated, chunk_of, load, measured_text, open_requested
 from tqgguf.cli.page import report_folder, write_texts
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.bench_record import BenchRecord
@@ -20,9 +22,8 @@ from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
 from tqgguf.runtime.bench.modes import modes_of
 from tqgguf.runtime.bench.speed import SpeedPlan, measure_speeds
 from tqgguf.runtime.evaluation.cache_pairs import CachePair, parse_pairs
-from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
+from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
 from tqgguf.runtime.evaluation.compare import cut_windows, spread
-from tqgguf.runtime.models.calibration_choice import choose_calibration
 
 PAGE_FILE, JSON_FILE, CSV_FILE = "bench.html", "bench.json", "bench.csv"
 
@@ -81,12 +82,10 @@ class _Bench:
         self.notes: list[str] = []
         self.layers = opened.config.layer_shapes()
         self.pairs = self._pairs()
-        is_needed = any(has_channel_scale(pair, len(self.layers), CacheOptions()) for pair in self.pairs)
-        chosen = choose_calibration(opened, request.calibration, is_needed)
-        for notice in chosen.notices:
-            say(notice)
-        self.options = CacheOptions(request.exact_first, request.balance, chosen.channel_scales)
-        self.modes = modes_of(self.pairs, self.layers, max(self.plan.n_ctx, 1), self.options)
+        options = CacheOptions(request.exact_first, request.balance)
+        chosen = calibrated(opened, request.calibration, specs_of(self.pairs, options))
+        options = replace(options, channel_scales=chosen.channel_scales)
+        self.modes = modes_of(self.pairs, self.layers, max(self.plan.n_ctx, 1), options)
         self.prompts, source = self._match_prompts()
         for warning in opened.tokenizer.warnings:
             say(warning)

@@ -14,7 +14,7 @@ from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.evaluation.compare import cut_windows
 from tqgguf.runtime.evaluation.examination import examine as examine_model
 from tqgguf.runtime.evaluation.examination import proposable_types
-from tqgguf.runtime.models.load import embedded_model, open_model
+from tqgguf.runtime.models.load import open_model
 
 PAGE_FILE, JSON_FILE = "doctor.html", "doctor.json"
 REPORT_FILES = (PAGE_FILE, JSON_FILE)
@@ -26,7 +26,7 @@ def examine(request: DoctorRequest) -> int:
         say(notice)
     folder = None if request.report is None else report_folder(request.report, REPORT_FILES)
     text, source = measured_text(request.text_file)
-    opened = open_model(request.model or embedded_model())
+    opened = open_model(request.model)
     trained = opened.config.context_length
     n_ctx = _whole_pages("-c", request.n_ctx, trained, trained)
     n_measured = _whole_pages("--measure", request.n_measured, min(n_ctx, DEFAULT_MEASURED), trained)

@@ -11,7 +11,7 @@ from tqgguf.cli.eval_outcome import REPORT_FILES, as_text, write_report
 from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
-from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import calibrated, chunk_of, load, measured_text, open_requested
 from tqgguf.cli.page import report_folder
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
@@ -25,11 +25,11 @@ from tqgguf.runtime.evaluation.caches import (
     Candidate,
     can_hold,
     candidate,
-    has_channel_scale,
     reference,
+    specs_of,
 )
 from tqgguf.runtime.evaluation.compare import Evaluation, Plan, count_windows, cut_windows, spread
-from tqgguf.runtime.models.calibration_choice import ChosenCalibration, choose_calibration
+from tqgguf.runtime.models.calibration_choice import ChosenCalibration
 from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 
@@ -47,7 +47,7 @@ def evaluate(request: EvalRequest) -> int:
     config = opened.config
     n_ctx = resolve_context(config, request.n_ctx)
     layers = config.layer_shapes()
-    chosen = _calibration(request, opened, len(layers))
+    chosen = _calibration(request, opened)
     candidates = _candidates(request, layers, n_ctx, chosen)
     for warning in opened.tokenizer.warnings:
         say(warning)
@@ -86,14 +86,12 @@ def evaluate(request: EvalRequest) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _calibration(request: EvalRequest, opened: OpenModel | OpenFolder, n_layers: int) -> ChosenCalibration:
+def _calibration(request: EvalRequest, opened: OpenModel | OpenFolder) -> ChosenCalibration:
     """Where the channel scale of K is from; said if it is from a sidecar."""
-    is_needed = any(
-        has_channel_scale(pair, n_layers, options) for pair in request.pairs for options in _options(request, pair)
-    )
-    chosen = choose_calibration(opened, request.calibration, is_needed)
-    for notice in chosen.notices:
-        say(notice)
+    specs = [
+        spec for pair in request.pairs for options in _options(request, pair) for spec in specs_of([pair], options)
+    ]
+    chosen = calibrated(opened, request.calibration, specs)
     if chosen.path is not None:
         say(f"channel scale of K: {chosen.path}")
     return chosen

@@ -11,16 +11,15 @@ from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.json_text import json_text
-from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import calibrated, chunk_of, load, measured_text, open_requested
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.config import resolve_context
 from tqgguf.runtime.evaluation.cache_pairs import CachePair
-from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
+from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
 from tqgguf.runtime.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
 from tqgguf.runtime.kv.settings import check_cache_types
-from tqgguf.runtime.models.calibration_choice import choose_calibration
 from tqgguf.text.text_tokenizer import TextTokenizer
 
 
@@ -32,11 +31,10 @@ def find_needles(request: EvalRequest) -> int:
     opened = open_requested(request)
     n_ctx = resolve_context(opened.config, request.n_ctx)
     layers = opened.config.layer_shapes()
-    rows = _rows(request, layers)
     options = CacheOptions(request.exact_first, request.balance)
-    is_needed = any(has_channel_scale(pair, len(layers), options) for pair in request.pairs if pair.is_ours)
-    chosen = choose_calibration(opened, request.calibration, is_needed)
-    for line in (*chosen.notices, *opened.tokenizer.warnings):
+    rows = _rows(request, options, layers)
+    chosen = calibrated(opened, request.calibration, specs_of(request.pairs, options))
+    for line in opened.tokenizer.warnings:
         say(line)
     rows = [NeedleRow(row.label, row.spec, chosen.channel_scales) for row in rows]
     lengths = _lengths(request, opened.tokenizer, n_ctx)
@@ -76,7 +74,7 @@ def _lengths(request: EvalRequest, tokenizer: TextTokenizer, n_ctx: int) -> list
     return kept
 
 
-def _rows(request: EvalRequest, layers: Sequence[LayerShape]) -> list[NeedleRow]:
+def _rows(request: EvalRequest, options: CacheOptions, layers: Sequence[LayerShape]) -> list[NeedleRow]:
     """f16, and the pairs after it. Of the default pairs, those that cannot be asked are left out."""
     first = CachePair(REFERENCE, REFERENCE)
     rows = [NeedleRow(first.label, CacheOptions().spec(first))]
@@ -87,7 +85,7 @@ def _rows(request: EvalRequest, layers: Sequence[LayerShape]) -> list[NeedleRow]
         elif not pair.is_ours:
             raise RequestError(f"--cache-types {pair.label}: {reason}; leave it out with --needle")
         elif pair.label != first.label:
-            spec = CacheOptions(request.exact_first, request.balance).of(pair).spec(pair)
+            spec = options.spec(pair)
             check_cache_types(layers, spec)
             rows.append(NeedleRow(pair.label, spec))
     return rows

@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tqgguf.runtime import backends
 from tqgguf.runtime.bench.modes import ModeSession, modes_of
 from tqgguf.runtime.bench.speed import random_tokens
 from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation.caches import CacheOptions
+from tqgguf.runtime.evaluation.caches import CacheOptions, specs_of
 from tqgguf.runtime.models.calibration_choice import choose_calibration
 from tqgguf.runtime.models.load import open_model
 
@@ -61,12 +61,11 @@ def memory_of(plan: MemoryPlan) -> list[Memory]:
     """The same within this process, which should have done nothing before."""
     opened = open_model(plan.model, **plan.rope)
     layers = opened.config.layer_shapes()
-    chosen = choose_calibration(opened, plan.calibration, True)
-    options = CacheOptions(plan.n_prefix, plan.balance, chosen.channel_scales)
+    pairs, options = parse_pairs(plan.pair), CacheOptions(plan.n_prefix, plan.balance)
+    chosen = choose_calibration(opened, plan.calibration, specs_of(pairs, options))
     n_ctx = max(plan.contexts)
-    (mode,) = modes_of(parse_pairs(plan.pair), layers, n_ctx, options)
-    if plan.threads > 0:
-        backends.set_threads(plan.threads)
+    (mode,) = modes_of(pairs, layers, n_ctx, replace(options, channel_scales=chosen.channel_scales))
+    backends.set_threads(plan.threads)
     loaded = opened.load()
     mx.clear_cache()
     mx.reset_peak_memory()

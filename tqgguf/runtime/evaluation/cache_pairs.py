@@ -58,6 +58,12 @@ class CachePair:
             return has_tail(self.type_k, self.form)
         return not self.is_mlx and CacheSpec(self.type_k, self.type_v).has_blocks
 
+    def spec(self, n_prefix: int | None = None, balance: str | None = None) -> CacheSpec:
+        """What is asked of a cache of ours: what its form says goes before the prefix and the balance given here."""
+        if self.form == PLAIN:
+            return CacheSpec(self.type_k, self.type_v, 0, "off")
+        return CacheSpec(self.type_k, self.type_v, n_prefix, self.form or balance)
+
     @property
     def label(self) -> str:
         is_one = self.is_mlx or self.type_k in SCHEMES

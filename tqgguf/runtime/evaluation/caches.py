@@ -6,8 +6,8 @@ cache is mlx-lm's; others are simulated. How they are stepped and scored is `eva
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -19,8 +19,8 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.reads import Usage
-from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
-from tqgguf.runtime.evaluation.cache_pairs import MLX_BITS, PLAIN, CachePair
+from tqgguf.runtime.cache.make_prompt_cache import make_caches
+from tqgguf.runtime.evaluation.cache_pairs import MLX_BITS, CachePair
 from tqgguf.runtime.evaluation.simulated_cache import charged_bits, check_heads, simulated
 from tqgguf.runtime.evaluation.simulated_schemes import SCHEMES, Scheme, variant
 from tqgguf.runtime.kv.block_ops import to_f16
@@ -64,15 +64,9 @@ class CacheOptions:
     channel_scales: Mapping[int, mx.array] | None = None
     tail: bool = True
 
-    def of(self, pair: CachePair) -> CacheOptions:
-        """With what the pair's own form says of it."""
-        if pair.form == PLAIN:
-            return replace(self, n_prefix=0, balance="off")
-        return replace(self, balance=pair.form) if pair.form else self
-
     def spec(self, pair: CachePair) -> CacheSpec:
-        """What is asked of the pair's cache."""
-        return CacheSpec(pair.type_k, pair.type_v, self.n_prefix, self.balance)
+        """What is asked of the cache of a pair of ours, with what the pair's own form says of it."""
+        return pair.spec(self.n_prefix, self.balance)
 
 
 PLAIN_OPTIONS = CacheOptions(n_prefix=0, balance="off", tail=False)
@@ -88,12 +82,12 @@ def candidate(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options
     """The row of a pair of cache types, with the bits of `n_ctx` tokens. RequestError: heads it cannot hold."""
     if pair.simulated:
         return _simulated(pair, layers, n_ctx, options)
-    return _mlx(pair, layers, n_ctx) if pair.is_mlx else _ours(pair, layers, n_ctx, options.of(pair))
+    return _mlx(pair, layers, n_ctx) if pair.is_mlx else _ours(pair, layers, n_ctx, options)
 
 
-def has_channel_scale(pair: CachePair, n_layers: int, options: CacheOptions) -> bool:
-    """Whether a calibration matters to a pair. RequestError: a layer that the model has not."""
-    return not pair.is_mlx and not pair.simulated and options.of(pair).spec(pair).has_channel_scale(n_layers)
+def specs_of(pairs: Iterable[CachePair], options: CacheOptions) -> list[CacheSpec]:
+    """What is asked of the caches of ours among these."""
+    return [options.spec(pair) for pair in pairs if pair.is_ours]
 
 
 def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
@@ -111,22 +105,12 @@ def can_hold(pair: CachePair, layers: Sequence[LayerShape]) -> str | None:
 
 
 def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: CacheOptions) -> Candidate:
-    type_k, type_v = pair.type_k, pair.type_v
     spec = options.spec(pair)
     check_cache_types(layers, spec)
     types = spec.resolve(len(layers))
 
     def make(model: Any, usage: Usage) -> list[Any]:
-        return make_prompt_cache(
-            model,
-            type_k,
-            type_v,
-            n_prefix=options.n_prefix,
-            balance=options.balance,
-            channel_scales=options.channel_scales,
-            tail=options.tail,
-            usage=usage,
-        )
+        return make_caches(model, spec, channel_scales=options.channel_scales, tail=options.tail, usage=usage)
 
     bits = bits_per_value(layers, types, n_ctx)
     label = pair.label + ("" if options.tail or not pair.has_blocks else NO_TAIL)
@@ -136,8 +120,8 @@ def _ours(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int, options: Ca
         scale_from = PAGE_0 if options.channel_scales is None else CALIBRATION
     return Candidate(
         label,
-        type_k,
-        type_v,
+        spec.type_k,
+        spec.type_v,
         bits,
         make,
         tail=options.tail,
@@ -184,7 +168,7 @@ def _mlx(pair: CachePair, layers: Sequence[LayerShape], n_ctx: int) -> Candidate
     bits = MLX_BITS[pair.type_k]
 
     def make(model: Any, usage: Usage) -> list[Any]:
-        ours = make_prompt_cache(model, REFERENCE, REFERENCE, usage=usage)
+        ours = make_caches(model, CacheSpec(REFERENCE, REFERENCE), usage=usage)
         return [
             _HalfQuantizedKVCache(MLX_GROUP, bits) if type(plain) is KVCache else cache
             for plain, cache in zip(mlx_prompt_cache(model), ours, strict=True)
