@@ -26,13 +26,13 @@ from tqgguf.formats.bench_record import BenchRecord, Memory, Speed, compare, dif
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.runtime.bench import speed
-from tqgguf.runtime.bench.match import measure_matches
-from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
-from tqgguf.runtime.bench.modes import ModeSession, modes_of
-from tqgguf.runtime.bench.speed import WARM_DECODED, SpeedPlan, measure_speeds
-from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation.caches import CacheOptions
+from tqgguf.measuring.bench import speed
+from tqgguf.measuring.bench.match import measure_matches
+from tqgguf.measuring.bench.memory import MemoryPlan, measure_memory
+from tqgguf.measuring.bench.modes import ModeSession, modes_of
+from tqgguf.measuring.bench.speed import WARM_DECODED, SpeedPlan, measure_speeds
+from tqgguf.measuring.cache_pairs import parse_pairs
+from tqgguf.measuring.evaluation.caches import CacheOptions
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import LoadedModel, load_model
 

@@ -17,13 +17,13 @@ from tqgguf.formats.bench_record import BenchRecord
 from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.planning.machine_memory import machine_bytes
-from tqgguf.runtime.bench.match import PROMPT_TOKENS, measure_matches
-from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
-from tqgguf.runtime.bench.modes import modes_of
-from tqgguf.runtime.bench.speed import SpeedPlan, measure_speeds
-from tqgguf.runtime.evaluation.cache_pairs import CachePair, parse_pairs
-from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
-from tqgguf.runtime.evaluation.compare import cut_windows, spread
+from tqgguf.measuring.bench.match import PROMPT_TOKENS, measure_matches
+from tqgguf.measuring.bench.memory import MemoryPlan, measure_memory
+from tqgguf.measuring.bench.modes import modes_of
+from tqgguf.measuring.bench.speed import SpeedPlan, measure_speeds
+from tqgguf.measuring.cache_pairs import CachePair, parse_pairs
+from tqgguf.measuring.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
+from tqgguf.measuring.evaluation.compare import cut_windows, spread
 
 PAGE_FILE, JSON_FILE, CSV_FILE = "bench.html", "bench.json", "bench.csv"
 

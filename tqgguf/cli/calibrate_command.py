@@ -16,8 +16,8 @@ from tqgguf.formats.atomic import check_target
 from tqgguf.formats.models.calibration import Calibration, check_replaceable, write_calibration
 from tqgguf.formats.models.calibration_files import beside, cached, make_cache_folder
 from tqgguf.formats.models.config import resolve_context
-from tqgguf.runtime.evaluation.calibration_statistics import calibrate as calibrate_model
-from tqgguf.runtime.evaluation.compare import count_windows, cut_windows, spread
+from tqgguf.measuring.evaluation.calibration_statistics import calibrate as calibrate_model
+from tqgguf.measuring.evaluation.compare import count_windows, cut_windows, spread
 from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder
 

@@ -11,9 +11,9 @@ from tqgguf.cli.page import report_folder, write_texts
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.compare import cut_windows
-from tqgguf.runtime.evaluation.examination import examine as examine_model
-from tqgguf.runtime.evaluation.examination import proposable_types
+from tqgguf.measuring.evaluation.compare import cut_windows
+from tqgguf.measuring.evaluation.examination import examine as examine_model
+from tqgguf.measuring.evaluation.examination import proposable_types
 from tqgguf.runtime.models.load import open_model
 
 PAGE_FILE, JSON_FILE = "doctor.html", "doctor.json"

@@ -18,8 +18,8 @@ from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.config import resolve_context
-from tqgguf.runtime.evaluation.cache_pairs import CachePair
-from tqgguf.runtime.evaluation.caches import (
+from tqgguf.measuring.cache_pairs import CachePair
+from tqgguf.measuring.evaluation.caches import (
     PLAIN_OPTIONS,
     CacheOptions,
     Candidate,
@@ -28,7 +28,7 @@ from tqgguf.runtime.evaluation.caches import (
     reference,
     specs_of,
 )
-from tqgguf.runtime.evaluation.compare import Evaluation, Plan, count_windows, cut_windows, spread
+from tqgguf.measuring.evaluation.compare import Evaluation, Plan, count_windows, cut_windows, spread
 from tqgguf.runtime.models.calibration_choice import ChosenCalibration
 from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder

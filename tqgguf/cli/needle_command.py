@@ -16,9 +16,9 @@ from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.config import resolve_context
-from tqgguf.runtime.evaluation.cache_pairs import CachePair
-from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
-from tqgguf.runtime.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
+from tqgguf.measuring.cache_pairs import CachePair
+from tqgguf.measuring.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
+from tqgguf.measuring.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
 from tqgguf.runtime.kv.settings import check_cache_types
 from tqgguf.text.text_tokenizer import TextTokenizer
 

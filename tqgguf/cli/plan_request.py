@@ -9,7 +9,7 @@ from tqgguf.cli.ranges import EVALUATING, INT32, check_ranges, whole_numbers
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.quantities import parse_bytes
-from tqgguf.runtime.evaluation.cache_pairs import CachePair, requested_pairs
+from tqgguf.measuring.cache_pairs import CachePair, requested_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK, round_chunk
 
 _SHARED = {

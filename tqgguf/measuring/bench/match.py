@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from tqgguf.formats.bench_record import Match
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.bench.modes import ModeSession
-from tqgguf.runtime.bench.speed import Tick
-from tqgguf.runtime.evaluation.caches import Candidate
+from tqgguf.measuring.bench.modes import ModeSession
+from tqgguf.measuring.bench.speed import Tick
+from tqgguf.measuring.evaluation.caches import Candidate
 from tqgguf.runtime.models.loaded_model import LoadedModel
 
 LEAST_PROMPT = 1310

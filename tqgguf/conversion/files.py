@@ -14,8 +14,8 @@ from itertools import chain
 
 import numpy as np
 
+from tqgguf.conversion.row_encoding import Encode
 from tqgguf.formats.atomic import check_space, replacing_set
-from tqgguf.formats.conversion.row_encoding import Encode
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 from tqgguf.formats.gguf.model_rules import judge_metadata, judge_tensors
 from tqgguf.formats.gguf.parse import parse

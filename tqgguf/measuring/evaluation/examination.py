@@ -10,10 +10,10 @@ import numpy as np
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.cache_pairs import CachePair
-from tqgguf.runtime.evaluation.caches import CacheOptions, candidate, reference
-from tqgguf.runtime.evaluation.compare import Evaluation, Plan, Result
-from tqgguf.runtime.evaluation.recommendation import (
+from tqgguf.measuring.cache_pairs import CachePair
+from tqgguf.measuring.evaluation.caches import CacheOptions, candidate, reference
+from tqgguf.measuring.evaluation.compare import Evaluation, Plan, Result
+from tqgguf.measuring.evaluation.recommendation import (
     Budget,
     Recommendation,
     best_by_layer,
@@ -22,7 +22,7 @@ from tqgguf.runtime.evaluation.recommendation import (
     widest_window,
     without_few_bits,
 )
-from tqgguf.runtime.evaluation.sensitivity import LayerSensitivity, measure_sensitivity
+from tqgguf.measuring.evaluation.sensitivity import LayerSensitivity, measure_sensitivity
 from tqgguf.runtime.kv.settings import check_cache_types
 from tqgguf.runtime.models.loaded_model import LoadedModel
 from tqgguf.text.grid import DEFAULT_CHUNK

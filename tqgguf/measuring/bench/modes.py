@@ -12,9 +12,9 @@ from typing import Any
 
 from tqgguf.formats.blocks.kv_size import TOKEN_ID_BYTES, LayerShape
 from tqgguf.formats.errors import RequestError
+from tqgguf.measuring.cache_pairs import CachePair
+from tqgguf.measuring.evaluation.caches import CacheOptions, Candidate, candidate
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
-from tqgguf.runtime.evaluation.cache_pairs import CachePair
-from tqgguf.runtime.evaluation.caches import CacheOptions, Candidate, candidate
 from tqgguf.runtime.generation.prompt_pieces import PromptPieces
 from tqgguf.runtime.generation.session import Session, Timing
 from tqgguf.runtime.models.loaded_model import LoadedModel

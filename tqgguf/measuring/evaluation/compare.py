@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.errors import RequestError
+from tqgguf.measuring.evaluation.caches import Candidate
+from tqgguf.measuring.evaluation.scores import Logits, ReferenceRows, TokenScores
+from tqgguf.measuring.evaluation.statistics import PositionRange, Statistics, by_position, kld_profile, statistics
 from tqgguf.runtime.attention.reads import Reads, Usage
-from tqgguf.runtime.evaluation.caches import Candidate
-from tqgguf.runtime.evaluation.scores import Logits, ReferenceRows, TokenScores
-from tqgguf.runtime.evaluation.statistics import PositionRange, Statistics, by_position, kld_profile, statistics
 from tqgguf.runtime.kv.pages import cuts
 from tqgguf.runtime.models.loaded_model import LoadedModel
 from tqgguf.text.grid import DEFAULT_CHUNK

@@ -17,7 +17,7 @@ from tqgguf.formats.blocks.codebooks import codebook
 from tqgguf.formats.blocks.codec import Side, resolve_codec
 from tqgguf.formats.blocks.rotation import Rotation
 from tqgguf.formats.blocks.turbo import count_not_above
-from tqgguf.runtime.evaluation.simulated_schemes import Blocks, Gaussian, IntegerZero, MinMax, Quantiser, SignSketch
+from tqgguf.measuring.imitations.simulated_schemes import Blocks, Gaussian, IntegerZero, MinMax, Quantiser, SignSketch
 
 Rows = NDArray[np.float32]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from tqgguf.formats.bench_record import Speed
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
-from tqgguf.runtime.bench.modes import ModeSession
-from tqgguf.runtime.evaluation.caches import Candidate
+from tqgguf.measuring.bench.modes import ModeSession
+from tqgguf.measuring.evaluation.caches import Candidate
 from tqgguf.runtime.models.loaded_model import LoadedModel
 
 WARM_DECODED = PAGE_TOKENS + 1

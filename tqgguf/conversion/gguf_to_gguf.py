@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from tqgguf.conversion.files import Plan, PlannedTensor, make_plan
+from tqgguf.conversion.row_encoding import Encode, bytes_of, encoded_runs
+from tqgguf.conversion.weight_rules import FILE_TYPES, QUANTIZATION_VERSION, Choice, choose, facts_of
 from tqgguf.formats.atomic import refuse_source
-from tqgguf.formats.conversion.files import Plan, PlannedTensor, make_plan
-from tqgguf.formats.conversion.row_encoding import Encode, bytes_of, encoded_runs
-from tqgguf.formats.conversion.weight_rules import FILE_TYPES, QUANTIZATION_VERSION, Choice, choose, facts_of
 from tqgguf.formats.errors import RequestError, TqggufError, UnsupportedModelError
 from tqgguf.formats.gguf.reader import GGUFFile, TensorInfo
 from tqgguf.formats.gguf.split import SPLIT_KEYS

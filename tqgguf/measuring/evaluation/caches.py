@@ -18,11 +18,11 @@ from tqgguf.formats.blocks.bits_per_value import StoredBits, bits_of_groups, bit
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
+from tqgguf.measuring.cache_pairs import MLX_BITS, CachePair
+from tqgguf.measuring.imitations.simulated_cache import charged_bits, check_heads, simulated
+from tqgguf.measuring.imitations.simulated_schemes import SCHEMES, Scheme, variant
 from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.cache.make_prompt_cache import make_caches
-from tqgguf.runtime.evaluation.cache_pairs import MLX_BITS, CachePair
-from tqgguf.runtime.evaluation.simulated_cache import charged_bits, check_heads, simulated
-from tqgguf.runtime.evaluation.simulated_schemes import SCHEMES, Scheme, variant
 from tqgguf.runtime.kv.block_ops import to_f16
 from tqgguf.runtime.kv.settings import check_cache_types
 

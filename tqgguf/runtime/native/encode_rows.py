@@ -1,4 +1,4 @@
-"""The C library's way of encoding weights, for conversions: the bytes of `formats/conversion/row_encoding.py`, faster.
+"""The C library's way of encoding weights, for conversions: the bytes of `conversion/row_encoding.py`, faster.
 
 Knows rows and types; neither files nor which tensors they are.
 """
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.conversion.row_encoding import SEARCHED
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.codec import make_codec
-from tqgguf.formats.conversion.row_encoding import SEARCHED
 from tqgguf.runtime.native.library import load_library
 
 RUN = 256

@@ -17,14 +17,13 @@ from typing import Any
 
 import mlx.core as mx
 
-import tqgguf.runtime  # noqa: F401  (before mlx)
 from tqgguf.formats.bench_record import Memory
 from tqgguf.formats.errors import TqggufError, words_of
+from tqgguf.measuring.bench.modes import ModeSession, modes_of
+from tqgguf.measuring.bench.speed import random_tokens
+from tqgguf.measuring.cache_pairs import parse_pairs
+from tqgguf.measuring.evaluation.caches import CacheOptions, specs_of
 from tqgguf.runtime import backends
-from tqgguf.runtime.bench.modes import ModeSession, modes_of
-from tqgguf.runtime.bench.speed import random_tokens
-from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation.caches import CacheOptions, specs_of
 from tqgguf.runtime.models.calibration_choice import choose_calibration
 from tqgguf.runtime.models.load import open_model
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.conversion.iq4_nl_search import encode_searched
 from tqgguf.formats.blocks.codec import make_codec, refuse_non_finite
 from tqgguf.formats.blocks.ggml import QK
-from tqgguf.formats.conversion.iq4_nl_search import encode_searched
 from tqgguf.formats.errors import EncodeError
 from tqgguf.formats.gguf.tensor_values import row_groups
 from tqgguf.formats.gguf.types import GGML_TYPES, ggml_type_name

@@ -19,13 +19,13 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from tqgguf.conversion.tokenizer_write import tokenizer_backend, tokenizer_settings
 from tqgguf.formats.atomic import check_space, new_folder
 from tqgguf.formats.errors import UnsupportedModelError
 from tqgguf.formats.gguf.finite import first_non_finite
 from tqgguf.formats.gguf.reader import GGUFFile
 from tqgguf.formats.models.loading import FACTORS, refuse, served_defects
 from tqgguf.formats.safetensors_write import SafetensorsStream
-from tqgguf.runtime.conversion.tokenizer_write import tokenizer_backend, tokenizer_settings
 from tqgguf.runtime.layers import weights
 from tqgguf.runtime.layers.packed_rows import EMBEDDING
 from tqgguf.runtime.models.architectures import config_arguments, find_architecture

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tqgguf.formats.blocks.cache_spec import BALANCE_MODES, PRESETS, CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.simulated_schemes import SCHEMES, VARIANTS, has_tail, is_variant
+from tqgguf.measuring.imitations.simulated_schemes import SCHEMES, VARIANTS, has_tail, is_variant
 
 MLX_BITS = {"mlx-q8": 8, "mlx-q4": 4, "mlx-q2": 2}
 """Bits of mlx-lm's QuantizedKVCache; its arithmetic of planes allows powers of two only."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tqgguf.conversion.hf_parameters import number
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf.model_keys import MATRICES
-from tqgguf.runtime.conversion.hf_parameters import number
 
 _VECTORS: Final[dict[str, str]] = {
     **dict.fromkeys(("output_norm", "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"), "hidden"),

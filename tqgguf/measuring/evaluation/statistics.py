@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
-from tqgguf.runtime.evaluation.scores import TokenScores
+from tqgguf.measuring.evaluation.scores import TokenScores
 
 FIRST_RANGE = 1024
 """Positions of the first range; each later one ends at twice where it begins."""

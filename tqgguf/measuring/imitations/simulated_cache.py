@@ -10,6 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tqgguf.runtime  # noqa: F401  (before mlx)
+
+# isort: split
+
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
@@ -20,10 +24,10 @@ from tqgguf.formats.blocks.bits_per_value import StoredBits, stored_bits
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES, LayerShape
 from tqgguf.formats.errors import RequestError
+from tqgguf.measuring.imitations.fake_quantise import F16_BITS, bits_per_value, decoded, group_tokens, refusal
+from tqgguf.measuring.imitations.simulated_schemes import Blocks, ExactKeys, Scheme, SideScheme
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.reads import Usage
-from tqgguf.runtime.evaluation.fake_quantise import F16_BITS, bits_per_value, decoded, group_tokens, refusal
-from tqgguf.runtime.evaluation.simulated_schemes import Blocks, ExactKeys, Scheme, SideScheme
 from tqgguf.runtime.kv import block_ops
 
 _F16_SIDE = SideScheme(Blocks("f16"))

@@ -13,11 +13,11 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.conversion.hf_architectures import Checkpoint
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.models.config import MAX_LAYERS, MAX_SIZE, ROPE_BASES, ROPE_FACTORS
 from tqgguf.formats.models.folder_features import sliding_layers
 from tqgguf.formats.models.folder_rope import FULL, SLIDING, chosen_rope
-from tqgguf.runtime.conversion.hf_architectures import Checkpoint
 
 _YARN = {
     "extrapolation_factor": "add_rope_scaling_yarn_ext_factor",

@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tqgguf.runtime.evaluation.compare import Result
-from tqgguf.runtime.evaluation.statistics import Statistics
+from tqgguf.measuring.evaluation.compare import Result
+from tqgguf.measuring.evaluation.statistics import Statistics
 
 
 def judged(results: Sequence[Result]) -> list[Result]:

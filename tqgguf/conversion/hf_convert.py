@@ -18,10 +18,15 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.conversion.files import Plan, PlannedTensor, judge_planned, make_plan
-from tqgguf.formats.conversion.gguf_to_gguf import STEPS_KEY
-from tqgguf.formats.conversion.row_encoding import Encode, bytes_of, encoded_runs
-from tqgguf.formats.conversion.weight_rules import FILE_TYPES, Choice, ModelFacts, choose
+from tqgguf.conversion.files import Plan, PlannedTensor, judge_planned, make_plan
+from tqgguf.conversion.gguf_to_gguf import STEPS_KEY
+from tqgguf.conversion.hf_architectures import Checkpoint, find_checkpoint
+from tqgguf.conversion.hf_files import stored_tensors
+from tqgguf.conversion.hf_parameters import add_parameters, number, rope_factors
+from tqgguf.conversion.hf_shapes import Shapes
+from tqgguf.conversion.hf_vocabulary import add_vocabulary
+from tqgguf.conversion.row_encoding import Encode, bytes_of, encoded_runs
+from tqgguf.conversion.weight_rules import FILE_TYPES, Choice, ModelFacts, choose
 from tqgguf.formats.cursor import Buffer
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.gguf.reader import TensorInfo
@@ -36,11 +41,6 @@ from tqgguf.formats.models.folder_keys import language_part
 from tqgguf.formats.models.folder_rope import GGUF, chosen_rope
 from tqgguf.formats.safetensors import SafeTensor
 from tqgguf.formats.wording import shown
-from tqgguf.runtime.conversion.hf_architectures import Checkpoint, find_checkpoint
-from tqgguf.runtime.conversion.hf_files import stored_tensors
-from tqgguf.runtime.conversion.hf_parameters import add_parameters, number, rope_factors
-from tqgguf.runtime.conversion.hf_shapes import Shapes
-from tqgguf.runtime.conversion.hf_vocabulary import add_vocabulary
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _F32 = 0

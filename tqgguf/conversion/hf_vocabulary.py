@@ -13,12 +13,12 @@ from typing import Any, Final
 import gguf
 from tokenizers import Tokenizer as Backend
 
-from tqgguf.formats.conversion.sentencepiece_model import PieceType, read_pieces
+from tqgguf.conversion.hf_architectures import Checkpoint
+from tqgguf.conversion.hf_parameters import number
+from tqgguf.conversion.sentencepiece_model import PieceType, read_pieces
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
 from tqgguf.formats.json_file import read_json
 from tqgguf.formats.models.vocabulary import SPACE, TokenType
-from tqgguf.runtime.conversion.hf_architectures import Checkpoint
-from tqgguf.runtime.conversion.hf_parameters import number
 from tqgguf.text.bpe import build_pre_tokenizer
 from tqgguf.text.pretokenizers import DEFAULT_PRETOKENIZER, PRETOKENIZERS
 
