@@ -18,9 +18,14 @@ from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
+from tqgguf.formats.snapshots.parts import PART_NAMES
 from tqgguf.formats.snapshots.read import open_snapshot
 from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot
 from tqgguf.formats.snapshots.write import write_snapshot
+
+
+def test_every_array_of_a_side_but_its_rows_is_in_the_table_of_parts() -> None:
+    assert tuple(field.name for field in fields(SideSnapshot)) == ("codec", "rows", *PART_NAMES)
 
 
 def assert_same(found: Any, expected: Any, where: str = "") -> None:
