@@ -228,7 +228,9 @@ def test_other_files_are_no_snapshots(tmp_path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-    with pytest.raises(FormatError, match=r"expected general\.type kv-snapshot, found 'model': this is no snapshot"):
+    with pytest.raises(
+        FormatError, match=r"expected general\.type kv-snapshot, found 'model': this is no prompt cache"
+    ):
         open_snapshot(path)
 
 

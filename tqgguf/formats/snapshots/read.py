@@ -50,7 +50,9 @@ def open_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     with open_gguf(path) as file:
         if not is_snapshot(file):
             found = shown(file.metadata.get("general.type", "model"))
-            raise FormatError(f"{file.path}: expected general.type {GENERAL_TYPE}, found {found}: this is no snapshot")
+            raise FormatError(
+                f"{file.path}: expected general.type {GENERAL_TYPE}, found {found}: this is no prompt cache of ours"
+            )
         snapshot = read_snapshot(file, _refuse)
         assert snapshot is not None
         for defect in data_defects(file, snapshot):
@@ -70,7 +72,7 @@ def snapshot_defects(file: GGUFFile) -> Iterator[DefectError]:
 def read_snapshot(file: GGUFFile, report: Report) -> Snapshot | None:
     """The snapshot of a file of which `is_snapshot` is true, its structure checked but not its data."""
     if len(file.paths) > 1:
-        message = f"expected a snapshot in one file, found {len(file.paths)} shards: checksums are of one file"
+        message = f"expected a prompt cache in one file, found {len(file.paths)} shards: checksums are of one file"
         at = file.value_offset(COUNT_KEY)
         report(GgufError("snapshot-split", file.path, message, offset=at, expected="one file", found=len(file.paths)))
         return None

@@ -159,8 +159,11 @@ def open_session(ask: SessionAsk, notices: list[str]) -> Opening:
 
 def _open_prompt_cache(ask: PromptCacheAsk, opened: OpenModel | OpenFolder, notices: list[str]) -> PromptCache:
     if ask.use == "make":
-        return new_prompt_cache(ask.path)
-    found = open_prompt_cache(ask.path, opened, reads_only=ask.reads_only, keeps_all=ask.keeps_all, profile=ask.profile)
+        found = new_prompt_cache(ask.path)
+    else:
+        found = open_prompt_cache(
+            ask.path, opened, reads_only=ask.reads_only, keeps_all=ask.keeps_all, profile=ask.profile
+        )
     notices += found.notices
     if ask.use == "ask" and not found.known_tokens:
         lacks = "it does not say its tokens" if found.tokens else "found none"

@@ -142,7 +142,11 @@ def new_prompt_cache(path: str) -> PromptCache:
     """
     check_target(path)
     check_replaceable(path)
-    return PromptCache(path)
+    if not _is_there(path):
+        return PromptCache(path)
+    return PromptCache(
+        path, notices=(f"{readable(path)}: the older prompt cache of that name is going to be replaced",)
+    )
 
 
 def _as_native(made: PromptCache, snapshot: Snapshot) -> Snapshot:

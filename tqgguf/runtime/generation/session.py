@@ -214,7 +214,9 @@ class Session:
         changed then.
         """
         if snapshot.chunk and snapshot.chunk != self.chunk:
-            raise RequestError(f"snapshot: evaluated in chunks of {snapshot.chunk} tokens, expected {self.chunk} (-ub)")
+            raise RequestError(
+                f"prompt cache: evaluated in chunks of {snapshot.chunk} tokens, expected {self.chunk} (-ub)"
+            )
         cache = self._new_cache()
         restore_layers(snapshot, cache)
         self.cache = cache
