@@ -11,10 +11,11 @@ from tqgguf.cli.prompts import read_text, without_last_newline
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.wording import readable, shown
 from tqgguf.runtime import backends
-from tqgguf.runtime.models.calibration_choice import ChosenCalibration, choose_calibration
-from tqgguf.runtime.models.load import OpenModel, open_model
+from tqgguf.runtime.models.calibration_choice import AUTO, ChosenCalibration
+from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.loaded_model import LoadedModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder
+from tqgguf.runtime.models.model_opening import ModelAsk, ModelOpening
 from tqgguf.text.grid import AskedGrid
 from tqgguf.texts import default_text
 
@@ -22,7 +23,7 @@ OWN_TEXT = "tqgguf's own text"
 
 
 class NamesModel(Protocol):
-    """A request with -m and RoPE's flags."""
+    """A request with -m, RoPE's flags and -t."""
 
     @property
     def model(self) -> str | None: ...
@@ -30,6 +31,8 @@ class NamesModel(Protocol):
     def rope_freq_base(self) -> float: ...
     @property
     def rope_freq_scale(self) -> float: ...
+    @property
+    def threads(self) -> int: ...
 
 
 class EvaluatedInChunks(Protocol):
@@ -43,14 +46,14 @@ class EvaluatedInChunks(Protocol):
     def given(self) -> Collection[str]: ...
 
 
-def open_requested(request: NamesModel) -> OpenModel | OpenFolder:
-    """Open the model of -m, or the embedded one, with RoPE as asked for. Errors: as `open_model`."""
-    return open_model(request.model, rope_freq_base=request.rope_freq_base, rope_freq_scale=request.rope_freq_scale)
+def asked_model(request: NamesModel, calibration: str = AUTO) -> ModelAsk:
+    """The model of -m, or the embedded one, with RoPE and threads as asked for."""
+    return ModelAsk(request.model, request.rope_freq_base, request.rope_freq_scale, calibration, request.threads)
 
 
-def calibrated(opened: OpenModel | OpenFolder, wanted: str, specs: Iterable[CacheSpec]) -> ChosenCalibration:
+def calibrated(opening: ModelOpening, specs: Iterable[CacheSpec]) -> ChosenCalibration:
     """The calibration for caches of these specs, its notices said. Errors: as `choose_calibration`."""
-    chosen = choose_calibration(opened, wanted, specs)
+    chosen = opening.calibrate(specs)
     for notice in chosen.notices:
         say(notice)
     return chosen
@@ -76,13 +79,12 @@ def chunk_of(request: EvaluatedInChunks) -> int:
     return grid.chunk
 
 
-def load(opened: OpenModel | OpenFolder, threads: int, verbose: bool) -> LoadedModel:
+def load(opening: ModelOpening, verbose: bool) -> LoadedModel:
     """Load a model with progress and a line about it."""
-    backends.set_threads(threads)
     loading = ProgressLine("loading", "bytes")
-    loaded = opened.load(loading.update)
+    loaded = opening.load(loading.update)
     loading.end()
-    say(model_line(opened))
+    say(model_line(opening.opened))
     if verbose:
         say(f"device: {backends.describe()}")
     return loaded

@@ -11,7 +11,7 @@ from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.json_text import json_text
-from tqgguf.cli.measuring import calibrated, chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import asked_model, calibrated, chunk_of, load, measured_text
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
@@ -20,6 +20,7 @@ from tqgguf.measuring.cache_pairs import CachePair
 from tqgguf.measuring.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
 from tqgguf.measuring.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
 from tqgguf.runtime.kv.settings import check_cache_types
+from tqgguf.runtime.models.model_opening import open_asked
 from tqgguf.text.text_tokenizer import TextTokenizer
 
 
@@ -28,18 +29,19 @@ def find_needles(request: EvalRequest) -> int:
     for notice in request.notices:
         say(notice)
     text, source = measured_text(request.text_file)
-    opened = open_requested(request)
+    opening = open_asked(asked_model(request, request.calibration))
+    opened = opening.opened
     n_ctx = resolve_context(opened.config, request.n_ctx)
     layers = opened.config.layer_shapes()
     options = CacheOptions(request.exact_first, request.balance)
     rows = _rows(request, options, layers)
-    chosen = calibrated(opened, request.calibration, specs_of(request.pairs, options))
+    chosen = calibrated(opening, specs_of(request.pairs, options))
     for line in opened.tokenizer.warnings:
         say(line)
     rows = [NeedleRow(row.label, row.spec, chosen.channel_scales) for row in rows]
     lengths = _lengths(request, opened.tokenizer, n_ctx)
     prompts = needle_prompts(opened.tokenizer, text, lengths, request.depths, request.seed, source)
-    loaded = load(opened, request.threads, request.verbose)
+    loaded = load(opening, request.verbose)
     test = NeedleTest(loaded, rows, prompts, chunk_of(request))
     interrupted = _run(test)
     if request.json_output:

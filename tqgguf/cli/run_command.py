@@ -14,7 +14,7 @@ from tqgguf.cli.error_object import own_error
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt, Terminated
 from tqgguf.cli.json_text import json_text
-from tqgguf.cli.measuring import asked_grid, model_line
+from tqgguf.cli.measuring import asked_grid, asked_model, model_line
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say, telling
 from tqgguf.cli.prompts import Texts, chat_turns, read_texts
@@ -26,8 +26,8 @@ from tqgguf.formats.templates.process import PROCESS
 from tqgguf.formats.wording import readable
 from tqgguf.runtime import backends
 from tqgguf.runtime.generation.generate import Generation
-from tqgguf.runtime.generation.opening import Opening, PromptCacheAsk, SessionAsk, open_session
 from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.generation.session_opening import PromptCacheAsk, SessionAsk, SessionOpening, open_session
 from tqgguf.text.dry import breaker_tokens
 from tqgguf.text.sampling import Sampler
 from tqgguf.text.text_tokenizer import TextTokenizer
@@ -71,16 +71,12 @@ def _asked(request: RunRequest) -> SessionAsk:
             profile=request.prompt_cache_profile,
         )
     return SessionAsk(
-        request.model,
+        asked_model(request, request.calibration),
         request.cache,
         request.given_cache,
         n_ctx=request.n_ctx,
         grid=asked_grid(request),
-        calibration=request.calibration,
         prompt_cache=prompt_cache,
-        rope_freq_base=request.rope_freq_base,
-        rope_freq_scale=request.rope_freq_scale,
-        threads=request.threads,
         strict=request.strict_kv,
         notices=() if request.quiet else tuple(request.cache_notices),
     )
@@ -99,7 +95,7 @@ class _Run:
         with telling() as notices:
             opening = open_session(_asked(request), notices)
             notices += opening.tokenizer.warnings
-        self.opened, self.prompt_cache = opening.opened, opening.prompt_cache
+        self.opened, self.prompt_cache = opening.model.opened, opening.prompt_cache
         self.prompt = RunPrompt(request, texts, opening)
         if opening.types_were_chosen and not request.quiet:
             types = f"{opening.spec.type_k}/{opening.spec.type_v}"
@@ -123,7 +119,7 @@ class _Run:
             breakers = breaker_tokens(sampling.dry_sequence_breakers, tokenizer)
         return Sampler(sampling, breakers)
 
-    def _load(self, opening: Opening) -> Session:
+    def _load(self, opening: SessionOpening) -> Session:
         request = self.request
         loading = ProgressLine("loading", "bytes", request.quiet)
         loaded = opening.load(loading.update)

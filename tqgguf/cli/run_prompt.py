@@ -7,7 +7,7 @@ from tqgguf.cli.prompts import Texts, no_prompt
 from tqgguf.cli.run_request import RunRequest
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.wording import readable
-from tqgguf.runtime.generation.opening import Opening
+from tqgguf.runtime.generation.session_opening import SessionOpening
 from tqgguf.text.chat import ChatTemplate
 from tqgguf.text.conversation import Conversation
 from tqgguf.text.open_turn import OpenTurn, closing_notice
@@ -23,7 +23,7 @@ class RunPrompt:
     are gone on with as they are.
     """
 
-    def __init__(self, request: RunRequest, texts: Texts, opening: Opening) -> None:
+    def __init__(self, request: RunRequest, texts: Texts, opening: SessionOpening) -> None:
         self.request, self.texts = request, texts
         self.tokenizer, self.n_ctx, self.prompt_cache = opening.tokenizer, opening.n_ctx, opening.prompt_cache
         self._turn_notice: str | None = None

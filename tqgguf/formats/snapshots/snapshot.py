@@ -50,7 +50,7 @@ class SideSnapshot:
     less than a page; rows that came in another type stay in `rows` instead, past the last page edge. prefix: f16
     [tokens, n_kv_heads, head_dim] of the exact prefix, whose rows are zero blocks. page_means: f16 [n_pages,
     n_kv_heads, head_dim] of whole pages. channel_scale: f32 [n_kv_heads, head_dim] once it is fixed, query_squares: f32
-    [n_kv_heads, tokens, head_dim] until then (see `runtime.kv_balance`). None: there is nothing.
+    [n_kv_heads, tokens, head_dim] until then (see `runtime.kv.balance`). None: there is nothing.
     """
 
     codec: StoredCodec

@@ -10,7 +10,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,7 @@ from tqgguf.measuring.bench.modes import ModeSession, modes_of
 from tqgguf.measuring.bench.speed import random_tokens
 from tqgguf.measuring.cache_pairs import parse_pairs
 from tqgguf.measuring.evaluation.caches import CacheOptions, specs_of
-from tqgguf.runtime import backends
-from tqgguf.runtime.models.calibration_choice import choose_calibration
-from tqgguf.runtime.models.load import open_model
+from tqgguf.runtime.models.model_opening import ModelAsk, open_asked
 
 DECODED = 4  # tokens of each context that are decoded one by one
 
@@ -34,16 +32,13 @@ DECODED = 4  # tokens of each context that are decoded one by one
 class MemoryPlan:
     """One mode (a pair's name) of a model, measured as it grows to each of the contexts, in tokens."""
 
-    model: str
+    model: ModelAsk
     pair: str
     contexts: Sequence[int]
     chunk: int
     seed: int
-    threads: int
-    calibration: str
     n_prefix: int | None
     balance: str | None
-    rope: Mapping[str, float]
 
 
 def measure_memory(plan: MemoryPlan) -> list[Memory]:
@@ -58,14 +53,13 @@ def measure_memory(plan: MemoryPlan) -> list[Memory]:
 
 def memory_of(plan: MemoryPlan) -> list[Memory]:
     """The same within this process, which should have done nothing before."""
-    opened = open_model(plan.model, **plan.rope)
-    layers = opened.config.layer_shapes()
+    opening = open_asked(plan.model)
+    layers = opening.opened.config.layer_shapes()
     pairs, options = parse_pairs(plan.pair), CacheOptions(plan.n_prefix, plan.balance)
-    chosen = choose_calibration(opened, plan.calibration, specs_of(pairs, options))
+    chosen = opening.calibrate(specs_of(pairs, options))
     n_ctx = max(plan.contexts)
     (mode,) = modes_of(pairs, layers, n_ctx, replace(options, channel_scales=chosen.channel_scales))
-    backends.set_threads(plan.threads)
-    loaded = opened.load()
+    loaded = opening.load()
     mx.clear_cache()
     mx.reset_peak_memory()
     session = ModeSession(loaded, mode, n_ctx=n_ctx, chunk=plan.chunk)
@@ -93,7 +87,7 @@ def peak_resident() -> int | None:
 def _main(argument: str) -> int:
     values: dict[str, Any] = json.loads(argument)
     try:
-        found = memory_of(MemoryPlan(**values))
+        found = memory_of(MemoryPlan(**values | {"model": ModelAsk(**values["model"])}))
     except (TqggufError, MemoryError) as error:
         sys.stderr.write(f"{type(error).__name__}: {words_of(error)}\n")
         return 1

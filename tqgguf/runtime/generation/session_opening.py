@@ -1,17 +1,16 @@
 """From what is asked to a session: a model by its path, a cache, a calibration and a prompt cache become one.
 
     notices: list[str] = []
-    opening = open_session(SessionAsk("model.gguf", CacheSpec("turbo4", "turbo3")), notices)
+    opening = open_session(SessionAsk(ModelAsk("model.gguf"), CacheSpec("turbo4", "turbo3")), notices)
     session = opening.session(opening.load())
 
 There are two stages. `open_session` reads headers and the prompt cache, and refuses whatever can be refused;
-`Opening.load` reads the weights, after which any number of sessions can begin. Nothing is printed: what a user should
-know is a notice.
+`SessionOpening.load` reads the weights, after which any number of sessions can begin. Nothing is printed: what a user
+should know is a notice.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,7 +19,6 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.config import resolve_context
 from tqgguf.formats.wording import readable
-from tqgguf.runtime import backends
 from tqgguf.runtime.attention.backend import Backend
 from tqgguf.runtime.generation.prompt_cache import (
     PromptCache,
@@ -32,10 +30,11 @@ from tqgguf.runtime.generation.prompt_cache import (
 )
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.kv.settings import check_cache_types, types_to_keep
-from tqgguf.runtime.models.calibration_choice import AUTO, OFF, ChosenCalibration, choose_calibration
-from tqgguf.runtime.models.load import OpenModel, open_model
+from tqgguf.runtime.models.calibration_choice import AUTO, OFF, ChosenCalibration
+from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.loaded_model import LoadedModel, Progress
 from tqgguf.runtime.models.mlx_folder import OpenFolder
+from tqgguf.runtime.models.model_opening import ModelAsk, ModelOpening, open_asked
 from tqgguf.text.grid import AskedGrid
 from tqgguf.text.text_tokenizer import TextTokenizer
 
@@ -55,35 +54,30 @@ class PromptCacheAsk:
 
 @dataclass(frozen=True)
 class SessionAsk:
-    """What a session is to be. model, rope_freq_base, rope_freq_scale: as `open_model`. n_ctx: tokens of context, 0:
-    as many as the model was trained for. calibration: as `choose_calibration`. threads: of the CPU, 0 or less: all.
-    strict: attention that cannot read blocks is an error.
+    """What a session is to be. n_ctx: tokens of context, 0: as many as the model was trained for. strict: attention
+    that cannot read blocks is an error.
     """
 
-    model: str | os.PathLike[str] | None = None
+    model: ModelAsk = field(default_factory=ModelAsk)
     cache: CacheSpec = field(default_factory=CacheSpec)
     is_given: Mapping[str, bool] = field(default_factory=dict)
     """For fields of `cache`, whether somebody chose them. Where nobody did, a prompt cache's own are taken."""
     n_ctx: int = 0
     grid: AskedGrid = field(default_factory=AskedGrid)
-    calibration: str = AUTO
     prompt_cache: PromptCacheAsk | None = None
-    rope_freq_base: float | None = None
-    rope_freq_scale: float | None = None
-    threads: int = 0
     strict: bool = False
     notices: Sequence[str] = ()
     """What is to be noticed of the request itself, once the types of the cache are settled."""
 
 
 @dataclass(frozen=True)
-class Opening:
+class SessionOpening:
     """A session that nothing stands in the way of, before any weight is read. spec: the cache that it will have.
     chunk: its grid. types_were_chosen: nobody chose the types of `spec`, and they are those of `types_to_keep`.
     """
 
     ask: SessionAsk
-    opened: OpenModel | OpenFolder
+    model: ModelOpening
     n_ctx: int
     spec: CacheSpec
     types_were_chosen: bool
@@ -93,12 +87,11 @@ class Opening:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        return self.opened.tokenizer
+        return self.model.opened.tokenizer
 
     def load(self, progress: Progress | None = None) -> LoadedModel:
-        """Read the weights. FormatError: a weight's values are not finite."""
-        backends.set_threads(self.ask.threads)
-        return self.opened.load(progress)
+        """Read the weights. Errors: as `ModelOpening.load`."""
+        return self.model.load(progress)
 
     def session(self, loaded: LoadedModel, backend: Backend | None = None) -> Session:
         """A new session that begins with what the prompt cache holds. backend: instead of `default_backend`'s.
@@ -120,14 +113,15 @@ class Opening:
         return session
 
 
-def open_session(ask: SessionAsk, notices: list[str]) -> Opening:
+def open_session(ask: SessionAsk, notices: list[str]) -> SessionOpening:
     """Open a model for a session and check from headers and the prompt cache alone that there can be one.
 
     notices: lines for the user are added to it as they come up, so that those before a refusal are there too.
     FormatError, TqggufError: a file is damaged, or not there. RequestError: the model is not served, the context or the
     types are none that it can have, or the calibration or the prompt cache belong to another model or cache.
     """
-    opened = open_model(ask.model, rope_freq_base=ask.rope_freq_base, rope_freq_scale=ask.rope_freq_scale)
+    model = open_asked(ask.model)
+    opened = model.opened
     n_ctx = resolve_context(opened.config, ask.n_ctx)
     shapes = opened.config.layer_shapes()
     prompt_cache = None if ask.prompt_cache is None else _open_prompt_cache(ask.prompt_cache, opened, notices)
@@ -140,10 +134,10 @@ def open_session(ask: SessionAsk, notices: list[str]) -> Opening:
         spec = types_to_keep(shapes, spec)
     check_cache_types(shapes, spec)
     notices += ask.notices
-    calibration = choose_calibration(opened, ask.calibration, [spec])
+    calibration = model.calibrate([spec])
     notices += calibration.notices
     if prompt_cache is not None:
-        notices += _scale_notices(prompt_cache, calibration, ask.calibration)
+        notices += _scale_notices(prompt_cache, calibration, ask.model.calibration)
     notices += ask.grid.notices
     chunk = ask.grid.chunk
     kept = None if prompt_cache is None else prompt_cache.chunk
@@ -154,7 +148,7 @@ def open_session(ask: SessionAsk, notices: list[str]) -> Opening:
             notices.append(
                 f"-ub {wanted}: the prompt cache was evaluated in pieces of {kept} tokens, so {kept} is used"
             )
-    return Opening(ask, opened, n_ctx, spec, chooses, calibration, chunk, prompt_cache)
+    return SessionOpening(ask, model, n_ctx, spec, chooses, calibration, chunk, prompt_cache)
 
 
 def _open_prompt_cache(ask: PromptCacheAsk, opened: OpenModel | OpenFolder, notices: list[str]) -> PromptCache:

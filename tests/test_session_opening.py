@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 from tqgguf.formats.models.calibration import write_calibration
 from tqgguf.formats.snapshots.write import write_snapshot
-from tqgguf.runtime.generation.opening import Opening, PromptCacheAsk, SessionAsk, open_session
 from tqgguf.runtime.generation.session import Session
+from tqgguf.runtime.generation.session_opening import PromptCacheAsk, SessionAsk, SessionOpening, open_session
 from tqgguf.runtime.models.load import load_model, open_model
+from tqgguf.runtime.models.model_opening import ModelAsk
 from tqgguf.text.grid import AskedGrid
 
 MODEL = TinyModel(n_layers=2)
@@ -30,7 +32,7 @@ def model(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "m.gguf", MODEL)
 
 
-def opened(ask: SessionAsk) -> tuple[Opening, list[str]]:
+def opened(ask: SessionAsk) -> tuple[SessionOpening, list[str]]:
     notices: list[str] = []
     return open_session(ask, notices), notices
 
@@ -42,7 +44,9 @@ def test_a_session_is_the_one_that_is_made_of_the_parts_and_nothing_is_printed(
     scales = {layer: np.full(shape, 2.0 + layer, np.float32) for layer in range(MODEL.n_layers)}
     sidecar = tmp_path / "named.gguf"
     write_calibration(sidecar, made(scales=scales, fingerprint=open_model(model).fingerprint))
-    ask = SessionAsk(model, TURBO, n_ctx=512, grid=AskedGrid(100, is_named=True), calibration=str(sidecar), threads=1)
+    ask = SessionAsk(
+        ModelAsk(model, calibration=str(sidecar), threads=1), TURBO, n_ctx=512, grid=AskedGrid(100, is_named=True)
+    )
     opening, notices = opened(ask)
     steps: list[tuple[int, int]] = []
     session = opening.session(opening.load(lambda done, total: steps.append((done, total))))
@@ -57,15 +61,16 @@ def test_a_session_is_the_one_that_is_made_of_the_parts_and_nothing_is_printed(
 def test_what_a_weight_says_is_found_by_loading_alone(tmp_path: Path) -> None:
     bad = np.full((MODEL.hidden_size,), np.nan, np.float32)
     path = write_tiny(tmp_path / "nan.gguf", MODEL, tensors={"blk.0.attn_norm.weight": bad})
-    opening, _ = opened(SessionAsk(path, TURBO))
+    opening, _ = opened(SessionAsk(ModelAsk(path), TURBO))
     with pytest.raises(FormatError, match="attn_norm"):
         opening.load()
 
 
 def test_notices_from_before_a_refusal_are_there(model: Path, tmp_path: Path) -> None:
     notices: list[str] = []
+    ask = ModelAsk(model, calibration=str(tmp_path / "none.gguf"))
     with pytest.raises(TqggufError, match=r"none\.gguf"):
-        open_session(SessionAsk(model, TURBO, calibration=str(tmp_path / "none.gguf"), notices=("a flag",)), notices)
+        open_session(SessionAsk(ask, TURBO, notices=("a flag",)), notices)
     assert notices == ["a flag"]
 
 
@@ -83,7 +88,7 @@ def test_what_cannot_be_is_refused_from_headers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError, match=expected):
-        open_session(SessionAsk(model, **{name: value for name, value in vars(ask).items() if name != "model"}), [])
+        open_session(replace(ask, model=ModelAsk(model)), [])
 
 
 def test_any_number_of_sessions_begin_with_what_the_prompt_cache_holds(model: Path, tmp_path: Path) -> None:
@@ -93,7 +98,10 @@ def test_any_number_of_sessions_begin_with_what_the_prompt_cache_holds(model: Pa
     nobody_chose = {"type_k": False, "type_v": False, "n_prefix": False, "balance": False}
     opening, notices = opened(
         SessionAsk(
-            model, is_given=nobody_chose, grid=AskedGrid(512, is_named=True), prompt_cache=PromptCacheAsk(str(path))
+            ModelAsk(model),
+            is_given=nobody_chose,
+            grid=AskedGrid(512, is_named=True),
+            prompt_cache=PromptCacheAsk(str(path)),
         )
     )
     assert (opening.spec.type_k, opening.spec.type_v, opening.chunk) == ("turbo4", "turbo3", 128)
@@ -105,12 +113,12 @@ def test_any_number_of_sessions_begin_with_what_the_prompt_cache_holds(model: Pa
         assert np.array_equal(session.prefill(IDS), logits)
         assert session.timing.reused_tokens == 256
     with pytest.raises(RequestError, match="type"):
-        open_session(SessionAsk(model, CacheSpec("q8_0", "q8_0"), prompt_cache=PromptCacheAsk(str(path))), [])
+        open_session(SessionAsk(ModelAsk(model), CacheSpec("q8_0", "q8_0"), prompt_cache=PromptCacheAsk(str(path))), [])
 
 
 def test_a_document_is_kept_in_types_that_nobody_chose(model: Path, tmp_path: Path) -> None:
     made_anew = PromptCacheAsk(str(tmp_path / "new.kv"), "make")
-    opening, _ = opened(SessionAsk(model, prompt_cache=made_anew))
+    opening, _ = opened(SessionAsk(ModelAsk(model), prompt_cache=made_anew))
     assert (opening.spec.type_k, opening.types_were_chosen) == ("turbo4", True)
-    opening, _ = opened(SessionAsk(model, is_given={"type_v": True}, prompt_cache=made_anew))
+    opening, _ = opened(SessionAsk(ModelAsk(model), is_given={"type_v": True}, prompt_cache=made_anew))
     assert (opening.spec.type_k, opening.types_were_chosen) == ("f16", False)
