@@ -73,7 +73,7 @@ for floor in {BELOW_MLX}:
         importlib.import_module(module.name)
 names = importlib.import_module("tqgguf.measuring.cache_pairs")
 print(sorted({{name.split(".")[1] for name in sys.modules if name.startswith("tqgguf.")}}))
-print(sorted({{"mlx", "mlx_lm", "scipy_openblas32", "tqgguf.runtime"}} & set(sys.modules)))
+print(sorted({{"mlx", "mlx_lm", "tqgguf.runtime"}} & set(sys.modules)))
 """
 
 
