@@ -14,7 +14,7 @@ from tqgguf.cli.bench_request import BENCH_FLAGS, FORMS, BenchRequest
 from tqgguf.cli.options import KV_HEADING
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.formats.missing_mlx import needs_mlx
-from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, MLX_BITS
+from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, MLX_BITS
 
 _DEFAULT = BenchRequest()
 _TESTS = "What is measured"

@@ -9,7 +9,7 @@ from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
 from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges, whole_numbers
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs, requested_pairs
+from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs, requested_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK
 
 FORMS = ("table", "md", "csv", "json")

@@ -14,8 +14,8 @@ from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EVAL_FLAGS, EvalRequest
 from tqgguf.cli.options import KV_HEADING, MODEL_HEADING, TEXT_HEADING
 from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
 from tqgguf.formats.missing_mlx import needs_mlx
-from tqgguf.runtime.evaluation.cache_pairs import FORMS, MLX_BITS, SIMULATED
-from tqgguf.runtime.evaluation.simulated_schemes import SCHEMES, VARIANTS
+from tqgguf.measuring.cache_pairs import FORMS, MLX_BITS, SIMULATED
+from tqgguf.measuring.imitations.simulated_schemes import SCHEMES, VARIANTS
 
 _DEFAULT = EvalRequest()
 

@@ -56,7 +56,9 @@ def kernels_launched(backend: Backend) -> int:
 
 
 def set_threads(n: int) -> None:
-    """Let the CPU backend use n threads: matrix products and the C library."""
+    """Let the CPU backend use n threads: matrix products and the C library. 0 or less: as many as it uses now."""
+    if n <= 0:
+        return
     load_fast_blas().set_threads(n)
     library = load_library()
     if library is not None:

@@ -80,6 +80,24 @@ class SequenceCache(_BaseCache):
         settings.check()
         self._start(settings, channel_scale, usage or Usage(), backend or default_backend())
 
+    @classmethod
+    def of(
+        cls,
+        settings: LayerSettings,
+        *,
+        channel_scale: mx.array | NDArray[np.float32] | None = None,
+        usage: Usage | None = None,
+        backend: Backend | None = None,
+        keeps_pages: bool = False,
+        windows: Sequence[int] = (),
+    ) -> Self:
+        """A cache of a layer whose settings are known."""
+        settings.check()
+        made = cls.__new__(cls)
+        made.keeps_pages, made.windows = keeps_pages, tuple(windows)
+        made._start(settings, channel_scale, usage or Usage(), backend or default_backend())
+        return made
+
     def _start(
         self,
         settings: LayerSettings,

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 SIMD_LANES = 32
@@ -43,7 +44,7 @@ class Kernel:
         return text_of(f"{self.name}.metal")
 
     def header(self, family: str) -> str:
-        """The prelude of a family of devices, the parts, and the places of sizes as AT_ names."""
+        """The prelude of a family of devices, the parts, the places of sizes as AT_ names, and the tokens of a page."""
         return "".join(map(text_of, (_PRELUDES[family], *self.parts))) + self._places()
 
     def includes(self, family: str) -> tuple[str, str]:
@@ -53,7 +54,7 @@ class Kernel:
 
     def _places(self) -> str:
         places = ", ".join(f"AT_{name}" for name in self.sizes)
-        return f"namespace tq {{\nenum Size : int {{ {places} }};\n}}\n"
+        return f"namespace tq {{\nenum Size : int {{ {places} }};\nenum Page : uint {{ PAGE = {PAGE_TOKENS} }};\n}}\n"
 
 
 @dataclass(frozen=True)
