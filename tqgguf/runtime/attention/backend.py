@@ -219,7 +219,7 @@ class MlxBackend(Backend):
         return k, v
 
     def compiles(self, k: Codec, v: Codec) -> bool:
-        return not k.is_float and not v.is_float
+        return all(codec.cache_type == "f16" or not codec.is_float for codec in (k, v))  # tails are f16
 
     def compiled(self, function: Any) -> Any:
         return mx.compile(function)
@@ -238,7 +238,7 @@ class MlxBackend(Backend):
 def _attend_in_page(q: mx.array, pages: Pages, tails: Pair, at: mx.array, query: Query) -> mx.array:
     """Attention of one row whose position is a number on the device: what it must not see is masked."""
     own_start, first = at // PAGE * PAGE, pages.first_page
-    last = min(side.first_page + side.codes.shape[0] for side in (pages.k, pages.v) if side.codes is not None)
+    last = min(side.first_page + side.n_there for side in (pages.k, pages.v))
     places = mx.concatenate([mx.arange(first * PAGE, last * PAGE), own_start + mx.arange(PAGE)])
     seen = (places <= at) & ((mx.arange(places.size) >= (last - first) * PAGE) | (places < own_start))
     if query.window is not None:

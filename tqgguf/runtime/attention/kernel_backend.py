@@ -135,7 +135,8 @@ class KernelBackend(MlxBackend):
         return out.astype(q.dtype), tails
 
     def answers_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
-        return n_rows <= self.most_rows and refusal_of(k, v) is None
+        in_blocks = not k.is_float and not v.is_float
+        return in_blocks and n_rows <= self.most_rows and refusal_of(k, v) is None
 
     def compiles(self, k: Codec, v: Codec) -> bool:
         return refusal_of(k, v) is None
