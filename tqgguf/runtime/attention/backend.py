@@ -132,6 +132,9 @@ class Backend(PageEncoder):
         """A function of arrays whose shapes do not change from call to call, as MLX compiles it where that can be."""
         return function
 
+    def wait(self) -> None:
+        """Return when what has been asked for can be evaluated without another compiler's delay."""
+
     def n_shares(self, pages: Pages, n_kv_heads: int, group_size: int, window: int | None) -> int:
         """What a compiled step makes of the number of its pages: the same graph serves all that have the same.
         group_size: query heads of a KV head."""

@@ -144,6 +144,9 @@ class KernelBackend(MlxBackend):
     def compiled(self, function: Any) -> Any:
         return self.launcher.compiled(function)
 
+    def wait(self) -> None:
+        self.launcher.wait()
+
     def n_shares(self, pages: Pages, n_kv_heads: int, group_size: int, window: int | None) -> int:
         return n_shares(self.launcher, pages, n_kv_heads, group_size, window)
 
