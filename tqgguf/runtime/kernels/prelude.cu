@@ -70,6 +70,11 @@ __forceinline__ uint pack_halves(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
+__forceinline__ uint pack_bfloats(float low, float high) {
+  uint word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
 __forceinline__ uint low_halves(uint x, uint y) { return __byte_perm(x, y, 0x5410); }
 __forceinline__ uint high_halves(uint x, uint y) { return __byte_perm(x, y, 0x7632); }
 __forceinline__ uint double_bytes(uint x) { return __byte_perm(x, 0u, 0x1100); }
@@ -139,6 +144,20 @@ __forceinline__ uint read_once(const uint* p) {
   asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
+
+// Copies to shared memory that go on while others work; a thread waits for its own, and reads what it has copied itself.
+#define COPY(NAME, BYTES, CACHES, T)                                                                                    \
+  __forceinline__ void NAME(uint* to, uint at, const T* from) {                                                        \
+    asm volatile("cp.async." CACHES ".shared.global [%0], [%1], " BYTES ";" ::"r"((uint)__cvta_generic_to_shared(to + at)), "l"(from) : "memory"); \
+  }
+COPY(copy_four, "16", "cg", uint4)
+COPY(copy_two, "8", "ca", uint2)
+COPY(copy_one, "4", "ca", uint)
+__forceinline__ uint4 read_four(const uint* from, uint at) { return *(const uint4*)(from + at); }
+__forceinline__ uint2 read_two(const uint* from, uint at) { return *(const uint2*)(from + at); }
+__forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but the last n groups have come.
+template <int n> __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
 
 __forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }  // what will be read soon
 

@@ -8,6 +8,9 @@ namespace tq {
 
 // Two f16 in a word, the first in the low half.
 inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
+inline uint pack_bfloats(float low, float high) {
+  return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;
+}
 inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
 inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
 inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0xffu) * 0x01010000u; }  // of 16 bits: a a b b
@@ -45,6 +48,15 @@ inline void fill_four(threadgroup uint* table, uint i, uint word) { *(threadgrou
 inline uint4 read_once(const device uint4* p) { return *p; }
 inline uint2 read_once(const device uint2* p) { return *p; }
 inline uint read_once(const device uint* p) { return *p; }
+
+// Copies to threadgroup memory, by the thread that reads them.
+inline void copy_four(threadgroup uint* to, uint at, const device uint4* from) { *(threadgroup uint4*)(to + at) = *from; }
+inline void copy_two(threadgroup uint* to, uint at, const device uint2* from) { *(threadgroup uint2*)(to + at) = *from; }
+inline void copy_one(threadgroup uint* to, uint at, const device uint* from) { to[at] = *from; }
+inline uint4 read_four(const threadgroup uint* from, uint at) { return *(const threadgroup uint4*)(from + at); }
+inline uint2 read_two(const threadgroup uint* from, uint at) { return *(const threadgroup uint2*)(from + at); }
+inline void end_of_copies() {}
+template <int n> inline void wait_for_copies() {}
 
 template <class T> inline void ask_for(const device T*) {}  // what will be read soon
 
