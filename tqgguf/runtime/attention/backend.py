@@ -12,13 +12,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.arithmetic import Arithmetic, MlxArithmetic, NumpyArithmetic
 from tqgguf.runtime.attention.attend import attend_tiles
 from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.kv import block_ops
-from tqgguf.runtime.kv.balance import page_mean_mlx, page_mean_numpy
+from tqgguf.runtime.kv.balance import page_mean_mlx, page_mean_numpy, page_scale_mlx
 from tqgguf.runtime.kv.page_encoder import PageEncoder
 from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Pair, Query, SidePages, SideView, first_seen_page
 
@@ -209,6 +210,11 @@ class MlxBackend(Backend):
 
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_mlx(rows, n_skipped)
+
+    def page_scale(
+        self, page: mx.array, mean: mx.array, query_squares: mx.array | None, n_skipped: int, layout: RopeLayout
+    ) -> mx.array:
+        return page_scale_mlx(page, mean, query_squares, n_skipped, layout)
 
     def join(self, growth: Growth) -> Pair:
         at = mx.array(growth.offset, dtype=mx.int32) if growth.position is None else growth.position[0]

@@ -67,8 +67,9 @@ class FloatSide:
         if written is not None:
             plane.append_host(written[0].swapaxes(0, 1))
         else:
-            new = block_ops.as_float(new, FLOAT_DTYPES[self.codec.cache_type]).squeeze(0)
-            plane.append(new.swapaxes(0, 1))
+            dtype = FLOAT_DTYPES[self.codec.cache_type]
+            new = block_ops.to_f16(new) if dtype == mx.float16 else block_ops.as_float(new, dtype)
+            plane.append(new.squeeze(0).swapaxes(0, 1))
         rows, host = plane.read(), plane.host
         assert rows is not None
         host = None if host is None else host.swapaxes(0, 1)

@@ -157,7 +157,8 @@ class BlockSide:
         """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""
         assert self.scale is not None
         page, open_scale = rows[:, :PAGE], self.scale.copy()
-        self.scale.fix(page, self.encoder.page_mean(page, self.n_prefix), self.n_prefix)
+        mean, squares = self.encoder.page_mean(page, self.n_prefix), self.scale.query_squares
+        self.scale.fix(self.encoder.page_scale(page, mean, squares, self.n_prefix, self.scale.layout))
         self.waiting = None
         self._encode_pages(rows)
         if self.last_page is not None and self.end_page == 1:
