@@ -16,7 +16,6 @@ from tqgguf.formats.blocks import balance
 from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 
 def page_mean_numpy(rows: mx.array, n_skipped: int) -> mx.array:
@@ -57,34 +56,27 @@ def page_scale_mlx(
     page: mx.array, mean: mx.array, query_squares: mx.array | None, n_skipped: int, layout: RopeLayout
 ) -> mx.array:
     """`page_scale_numpy` in MLX operations, lazily: sums in float32, so that a scale may differ in its last bits. The
-    same rows and queries are left out."""
+    same rows and queries are left out. Only operations that MLX has compiled: fusing them takes it half a minute."""
     n_heads, n_rows, head_dim = page.shape
     if query_squares is None or query_squares.shape[1] <= n_skipped or n_rows <= n_skipped:
         return mx.ones((n_heads, head_dim))
-    return _page_scale(n_skipped, layout)(page, mean, query_squares)
-
-
-@lru_cache_in_thread(8)
-def _page_scale(n_skipped: int, layout: RopeLayout) -> Any:
-    def scale(page: mx.array, mean: mx.array, query_squares: mx.array) -> mx.array:
-        rows = page[:, n_skipped:].astype(mx.float32)
-        centred = rows - mean.astype(mx.float32)[:, None]
-        keys = mx.where(_counted(rows), centred * centred, 0.0).sum(axis=1)
-        queries = query_squares[:, n_skipped:]
-        largest = queries.max(axis=2, keepdims=True)
-        known = (largest > 0) & (largest < math.inf)
-        last = mx.maximum(known.sum(axis=1, keepdims=True) - 1, 0) // 2
-        middle = mx.take_along_axis(mx.sort(mx.where(known, largest, math.inf), axis=1), last, axis=1)
-        counts = known & (largest <= balance.FAR_OUTSIDE**2 * middle)
-        uses = mx.where(counts, queries, 0.0).sum(axis=1)
-        q, k = _tied(uses, layout), _tied(keys, layout)
-        q_mean, k_mean = q.mean(axis=-1, keepdims=True), k.mean(axis=-1, keepdims=True)
-        known = (q_mean > 0) & (k_mean > 0)
-        above, below = (mx.where(known, x + balance.FLOOR * m, 1.0) for x, m in ((q, q_mean), (k, k_mean)))
-        logarithm = (mx.log(above) - mx.log(below)) / 4
-        return mx.exp(logarithm - logarithm.mean(axis=-1, keepdims=True))
-
-    return mx.compile(scale)
+    rows = page[:, n_skipped:].astype(mx.float32)
+    centred = rows - mean.astype(mx.float32)[:, None]
+    keys = mx.where(_counted(rows), centred * centred, 0.0).sum(axis=1)
+    queries = query_squares[:, n_skipped:]
+    largest = queries.max(axis=2, keepdims=True)
+    known = (largest > 0) & (largest < math.inf)
+    last = mx.maximum(known.sum(axis=1, keepdims=True) - 1, 0) // 2
+    in_order = mx.sort(mx.where(known, largest, math.inf), axis=1)
+    is_middle = mx.arange(in_order.shape[1])[:, None] == last
+    middle = mx.where(is_middle, in_order, 0.0).sum(axis=1, keepdims=True)
+    counts = known & (largest <= balance.FAR_OUTSIDE**2 * middle)
+    q, k = _tied(mx.where(counts, queries, 0.0).sum(axis=1), layout), _tied(keys, layout)
+    q_mean, k_mean = q.mean(axis=-1, keepdims=True), k.mean(axis=-1, keepdims=True)
+    known = (q_mean > 0) & (k_mean > 0)
+    above, below = (mx.where(known, x + balance.FLOOR * m, 1.0) for x, m in ((q, q_mean), (k, k_mean)))
+    logarithm = (mx.log(above) - mx.log(below)) / 4
+    return mx.exp(logarithm - logarithm.mean(axis=-1, keepdims=True))
 
 
 def _tied(x: mx.array, layout: RopeLayout) -> mx.array:
