@@ -81,13 +81,6 @@ template <class T> void multiply_pairs(thread float*, const thread uint*, const 
 uint4 read_once(const device uint4*);
 uint2 read_once(const device uint2*);
 uint read_once(const device uint*);
-void copy_four(threadgroup uint*, uint, const device uint4*);
-void copy_two(threadgroup uint*, uint, const device uint2*);
-void copy_one(threadgroup uint*, uint, const device uint*);
-uint4 read_four(const threadgroup uint*, uint);
-uint2 read_two(const threadgroup uint*, uint);
-void end_of_copies();
-template <int n> void wait_for_copies();
 constexpr bool PAIRS_DOWN = false;
 template <class T> void ask_for(const device T*);
 }  // namespace tq

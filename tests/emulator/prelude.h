@@ -57,32 +57,6 @@ inline uint4 read_once(const uint4* p) { return *p; }
 inline uint2 read_once(const uint2* p) { return *p; }
 inline uint read_once(const uint* p) { return *p; }
 
-inline void copy_four(emulator::Shared<uint> to, uint at, const uint4* from) {
-  const uint words[4] = {from->x, from->y, from->z, from->w};
-  for (uint k = 0; k < 4; ++k) to[at + k] = words[k];
-}
-inline void copy_two(emulator::Shared<uint> to, uint at, const uint2* from) {
-  to[at] = from->x;
-  to[at + 1] = from->y;
-}
-inline void copy_one(emulator::Shared<uint> to, uint at, const uint* from) { to[at] = *from; }
-inline uint4 read_four(emulator::Shared<uint> from, uint at) {
-  uint4 found;
-  found.x = from[at];
-  found.y = from[at + 1];
-  found.z = from[at + 2];
-  found.w = from[at + 3];
-  return found;
-}
-inline uint2 read_two(emulator::Shared<uint> from, uint at) {
-  uint2 found;
-  found.x = from[at];
-  found.y = from[at + 1];
-  return found;
-}
-inline void end_of_copies() {}
-template <int n> inline void wait_for_copies() {}
-
 template <class T> inline void ask_for(const T* p) { volatile char touched = *(const volatile char*)p; (void)touched; }
 
 #ifdef CUDA_ELEMENTS

@@ -18,9 +18,8 @@
     BlockScales scales;
     CodePlaces<TYPE> places;
     places.start(weight, n_tiles * n_steps, step, lane);
-    Direct reader;
-    UNROLL for (int s = 0; s < PER_BLOCK; ++s) places.load(reader, s, codes[s]);
-    load_scales<TYPE>(reader, weight, n_tiles * n_steps, step / uint(PER_BLOCK), g, scales);
+    UNROLL for (int s = 0; s < PER_BLOCK; ++s) places.load(s, codes[s]);
+    load_scales<TYPE>(weight, n_tiles * n_steps, step / uint(PER_BLOCK), g, scales);
     UNROLL for (int s = 0; s < PER_BLOCK; ++s) {
       UNROLL for (int two = 0; two < 2; ++two) {
         UNROLL for (int h = 0; h < 2; ++h) {

@@ -27,14 +27,12 @@ class Walk:
 @dataclass(frozen=True)
 class ProductWalk:
     """How a product with a matrix walks: tiles of 16 rows that a threadgroup takes, simdgroups that share their
-    columns, steps of 64 columns that each takes at a time, threadgroups at once on a processor (CUDA), turns whose
-    blocks are under way at once (CUDA)."""
+    columns, steps of 64 columns that each takes at a time, threadgroups at once on a processor (CUDA)."""
 
     tiles: int
     simdgroups: int
     steps: int
     resident: int = 0
-    stages: int = 0
 
 
 @dataclass(frozen=True)

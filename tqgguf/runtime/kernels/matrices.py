@@ -156,7 +156,7 @@ def multiply(
             ),
             *(("MATRIX_TILES", matrix.n_tiles), ("MATRIX_STEPS", matrix.n_steps)),
             *(("COLUMNS", columns), ("ADDED", added is not None), ("GATE", _GATES[gate])),
-            *(("NORM", norm is not None), ("STAGES", walk.stages)),
+            ("NORM", norm is not None),
         ),
         Threads((-(-matrix.n_tiles // walk.tiles), 1, 1), walk.simdgroups, walk.resident),
         [((n, n_out), dtype or x.dtype)],

@@ -41,59 +41,6 @@ inline int table_number(int type, uint code) {
 inline uint moved(uint word, int by) { return by >= 0 ? word << (by >= 0 ? by : 0) : word >> (by >= 0 ? 0 : -by); }
 inline uint word_of(uint4 words, int i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; }
 
-// Ways to what a lane has of a matrix: at once, or asked for first, into the lane's own words of a room in threadgroup memory,
-// and taken from there in the same order once it has come.
-struct Direct {
-  uint4 four(const device uint4* p) { return read_once(p); }
-  uint2 two(const device uint2* p) { return read_once(p); }
-  uint one(const device uint* p) { return read_once(p); }
-};
-struct Asking {
-  SHARED_POINTER(uint) room;
-  uint lane, at;
-  uint4 four(const device uint4* p) {
-    copy_four(room, at + 4u * lane, p);
-    at += 128u;
-    return uint4();
-  }
-  uint2 two(const device uint2* p) {
-    copy_two(room, at + 2u * lane, p);
-    at += 64u;
-    return uint2();
-  }
-  uint one(const device uint* p) {
-    copy_one(room, at + lane, p);
-    at += 32u;
-    return 0u;
-  }
-};
-struct Taking {
-  SHARED_POINTER(uint) room;
-  uint lane, at;
-  uint4 four(const device uint4*) {
-    const uint4 found = read_four(room, at + 4u * lane);
-    at += 128u;
-    return found;
-  }
-  uint2 two(const device uint2*) {
-    const uint2 found = read_two(room, at + 2u * lane);
-    at += 64u;
-    return found;
-  }
-  uint one(const device uint*) {
-    const uint found = room[at + lane];
-    at += 32u;
-    return found;
-  }
-};
-constexpr int lane_scale_words(int type) {
-  return type == MXFP4 ? 1 : type == IQ4_XS || type == Q4_1 || type == Q5_1 ? 4 : type == Q3_K ? 7 : type == Q2_K ? 10 : type == Q6_K ? 9 : is_k_type(type) ? 8 : 2;
-}
-// Words of a room for `steps` steps of `tiles` tiles.
-constexpr int room_words(int type, int tiles, int steps) {
-  return 32 * tiles * (steps * (4 * nibbles_of(type) + (has_twos(type) ? 2 : 0) + (has_ones(type) ? 1 : 0)) + steps / steps_of_block(type) * lane_scale_words(type));
-}
-
 // A place's codes of a step.
 struct Codes {
   uint4 low, high;
@@ -118,11 +65,11 @@ template <int TYPE> struct CodePlaces {
   }
 
   // Of a step `later` steps on.
-  template <class Reader> void load(thread Reader& reader, int later, thread Codes& codes) const {
-    if (nibbles_of(TYPE) > 0) codes.low = reader.four(low + later * 32);
-    if (nibbles_of(TYPE) > 1) codes.high = reader.four(high + later * 32);
-    if (has_twos(TYPE)) codes.twos = reader.two(twos + later * 32);
-    if (has_ones(TYPE)) codes.ones = reader.one(ones + later * 32);
+  void load(int later, thread Codes& codes) const {
+    if (nibbles_of(TYPE) > 0) codes.low = read_once(low + later * 32);
+    if (nibbles_of(TYPE) > 1) codes.high = read_once(high + later * 32);
+    if (has_twos(TYPE)) codes.twos = read_once(twos + later * 32);
+    if (has_ones(TYPE)) codes.ones = read_once(ones + later * 32);
   }
 };
 
@@ -159,17 +106,17 @@ struct BlockScales {
 };
 
 // block: counted through the matrix.
-template <int TYPE, class Reader> inline void load_scales(thread Reader& reader, const device uint* planes, uint n_all, uint block, uint g, thread BlockScales& scales) {
+template <int TYPE> inline void load_scales(const device uint* planes, uint n_all, uint block, uint g, thread BlockScales& scales) {
   const device uint* all = planes + ulong(n_all) * ulong(code_words(TYPE));
   const device uint* mine = all + ulong(block) * ulong(scale_words(TYPE));
   const device uint* second = all + ulong(n_all / uint(steps_of_block(TYPE))) * ulong(scale_words(TYPE));
   if (TYPE == MXFP4) {
-    scales.d[0] = reader.one(mine + g);
+    scales.d[0] = mine[g];
   } else if (TYPE == IQ4_XS || TYPE == Q4_1 || TYPE == Q5_1) {
-    scales.rows[0] = reader.four((const device uint4*)mine + g);
+    scales.rows[0] = ((const device uint4*)mine)[g];
   } else if (TYPE == Q3_K) {
     const device uint2* words = (const device uint2*)mine + 3u * g;
-    const uint2 a = reader.two(words), b = reader.two(words + 1), c = reader.two(words + 2);
+    const uint2 a = words[0], b = words[1], c = words[2];
     scales.rows[0].x = a.x;
     scales.rows[0].y = a.y;
     scales.rows[0].z = b.x;
@@ -177,18 +124,18 @@ template <int TYPE, class Reader> inline void load_scales(thread Reader& reader,
     scales.rows[1].y = c.x;
     scales.rows[1].z = c.y;
   } else if (is_k_type(TYPE)) {
-    UNROLL for (int h = 0; h < 2; ++h) scales.rows[h] = reader.four((const device uint4*)mine + (g + 8u * uint(h)));
+    UNROLL for (int h = 0; h < 2; ++h) scales.rows[h] = ((const device uint4*)mine)[g + 8u * uint(h)];
   } else {
-    const uint2 two = reader.two((const device uint2*)mine + g);
+    const uint2 two = ((const device uint2*)mine)[g];
     scales.d[0] = two.x;
     scales.d[1] = two.y;
   }
   if (TYPE == Q2_K) {
-    const uint2 two = reader.two((const device uint2*)second + (block * 8u + g));
+    const uint2 two = ((const device uint2*)second)[block * 8u + g];
     scales.d[0] = two.x;
     scales.d[1] = two.y;
   }
-  if (TYPE == Q3_K || TYPE == Q6_K) scales.d[0] = reader.one(second + (block * 8u + g));
+  if (TYPE == Q3_K || TYPE == Q6_K) scales.d[0] = second[block * 8u + g];
 }
 
 // What a place has of STEPS steps of TILES tiles.
@@ -196,14 +143,14 @@ template <int TYPE, int TILES, int STEPS> struct Unit {
   Codes codes[TILES][STEPS];
   BlockScales scales[TILES][STEPS / steps_of_block(TYPE)];
 
-  template <class Reader> void load(thread Reader& reader, const device uint* planes, uint n_tiles, uint n_steps, uint tile, uint in_row, uint place) {
+  void load(const device uint* planes, uint n_tiles, uint n_steps, uint tile, uint in_row, uint place) {
     UNROLL for (int i = 0; i < TILES; ++i) {
       const uint step = metal::min(tile + uint(i), n_tiles - 1u) * n_steps + in_row, block = step / uint(steps_of_block(TYPE));
       CodePlaces<TYPE> places;
       places.start(planes, n_tiles * n_steps, step, place);
-      UNROLL for (int s = 0; s < STEPS; ++s) places.load(reader, s, codes[i][s]);
+      UNROLL for (int s = 0; s < STEPS; ++s) places.load(s, codes[i][s]);
       UNROLL for (int b = 0; b < STEPS / steps_of_block(TYPE); ++b)
-        load_scales<TYPE>(reader, planes, n_tiles * n_steps, block + uint(b), place >> 2, scales[i][b]);
+        load_scales<TYPE>(planes, n_tiles * n_steps, block + uint(b), place >> 2, scales[i][b]);
     }
   }
 };

@@ -1,6 +1,6 @@
   // T [n_rows, N] times a matrix [M, N] of ggml's blocks: out OUT [n_rows, M], sums in float. TILES tiles of 16 rows of the matrix a
   // threadgroup, COLUMNS tiles of 8 rows of x; its simdgroups take turns over STEPS steps of 64 columns at a time. MATRIX_TILES, MATRIX_STEPS: the whole matrix's. TYPE: of
-  // matrix_fields.metal. STAGES: of that many turns the blocks are under way at once, into threadgroup memory; 0: of one, into registers. ADDED: `added`, a float type [n_rows, M] or, where its stride is 0, [M], is added
+  // matrix_fields.metal. ADDED: `added`, a float type [n_rows, M] or, where its stride is 0, [M], is added
   // before it is rounded. NORM: x is one row and has its RMS norm taken first, rounded to T, with weights `norm`, f32 [N + 1], the last
   // of which is epsilon. GATE: 1 for silu, 2 for gelu by tanh: tiles lie in
   // pairs, gate and up, and out [n_rows, M / 2] is the gate's activation times up.
@@ -16,18 +16,6 @@
   if (has_values(TYPE)) {
     fill_table<TYPE, T>(table, index, uint(32 * SIMDGROUPS));
     threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  constexpr uint ROOM = uint(STAGES ? room_words(TYPE, TILES, STEPS) : 8), ROOMS = uint(STAGES ? STAGES : 1);
-  SHARED(uint, rooms, STAGES ? SIMDGROUPS * STAGES * ROOM : 8);
-  SHARED_POINTER(uint) mine = rooms + (STAGES ? simdgroup * ROOMS * ROOM : 0u);
-  if (STAGES) {
-    UNROLL for (uint i = 0; i < ROOMS; ++i) {
-      const uint unit = (simdgroup + i * uint(SIMDGROUPS)) * uint(STEPS);
-      Unit<TYPE, TILES, STEPS> unused;
-      Asking asking = {mine, lane, i * ROOM};
-      if (unit < n_steps) unused.load(asking, weight, n_tiles, n_steps, first_tile, unit, place);
-      end_of_copies();
-    }
   }
   SHARED(uint, normed, NORM ? MATRIX_STEPS * 32 : 8);
   if (NORM) {
@@ -47,17 +35,9 @@
     zero[e] = same_pair<T>(-base - float(nibbles_of(TYPE) > 1 ? 0 : zero_of(TYPE)));
     ones[e] = ones_pair<T>();
   }
-  uint room = 0u;
   for (uint unit = simdgroup * uint(STEPS); unit < n_steps; unit += uint(SIMDGROUPS * STEPS)) {
     Unit<TYPE, TILES, STEPS> now;
-    if (STAGES) {
-      wait_for_copies<(STAGES ? STAGES - 1 : 0)>();
-      Taking taking = {mine, lane, room};
-      now.load(taking, weight, n_tiles, n_steps, first_tile, unit, place);
-    } else {
-      Direct reader;
-      now.load(reader, weight, n_tiles, n_steps, first_tile, unit, place);
-    }
+    now.load(weight, n_tiles, n_steps, first_tile, unit, place);
     if (!NORM && lane / 4u < n_rows) ask_for(x + ulong(lane / 4u) * ulong(n_steps * 64u) + ulong(unit * 64u + lane % 4u * uint(STEPS * 16)));
     UNROLL for (int c = 0; c < COLUMNS; ++c) columns[c].go_to(unit * 64u);
     UNROLL for (int s = 0; s < STEPS; ++s) {
@@ -108,14 +88,6 @@
           }
         }
       }
-    }
-    if (STAGES) {
-      const uint later = unit + ROOMS * uint(SIMDGROUPS * STEPS);
-      Unit<TYPE, TILES, STEPS> unused;
-      Asking asking = {mine, lane, room};
-      if (later < n_steps) unused.load(asking, weight, n_tiles, n_steps, first_tile, later, place);
-      end_of_copies();
-      room = room + ROOM == ROOMS * ROOM ? 0u : room + ROOM;
     }
   }
   constexpr uint OF_TILE = uint(128 * COLUMNS);

@@ -145,20 +145,6 @@ __forceinline__ uint read_once(const uint* p) {
   return v;
 }
 
-// Copies to shared memory that go on while others work; a thread waits for its own, and reads what it has copied itself.
-#define COPY(NAME, BYTES, CACHES, T)                                                                                    \
-  __forceinline__ void NAME(uint* to, uint at, const T* from) {                                                        \
-    asm volatile("cp.async." CACHES ".shared.global [%0], [%1], " BYTES ";" ::"r"((uint)__cvta_generic_to_shared(to + at)), "l"(from) : "memory"); \
-  }
-COPY(copy_four, "16", "cg", uint4)
-COPY(copy_two, "8", "ca", uint2)
-COPY(copy_one, "4", "ca", uint)
-__forceinline__ uint4 read_four(const uint* from, uint at) { return *(const uint4*)(from + at); }
-__forceinline__ uint2 read_two(const uint* from, uint at) { return *(const uint2*)(from + at); }
-__forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all but the last n groups have come.
-template <int n> __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
-
 __forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }  // what will be read soon
 
 // Elements as the tensor cores' m16n8k16 has them. A second factor's lane holds two neighbours down a column.

@@ -49,15 +49,6 @@ inline uint4 read_once(const device uint4* p) { return *p; }
 inline uint2 read_once(const device uint2* p) { return *p; }
 inline uint read_once(const device uint* p) { return *p; }
 
-// Copies to threadgroup memory, by the thread that reads them.
-inline void copy_four(threadgroup uint* to, uint at, const device uint4* from) { *(threadgroup uint4*)(to + at) = *from; }
-inline void copy_two(threadgroup uint* to, uint at, const device uint2* from) { *(threadgroup uint2*)(to + at) = *from; }
-inline void copy_one(threadgroup uint* to, uint at, const device uint* from) { to[at] = *from; }
-inline uint4 read_four(const threadgroup uint* from, uint at) { return *(const threadgroup uint4*)(from + at); }
-inline uint2 read_two(const threadgroup uint* from, uint at) { return *(const threadgroup uint2*)(from + at); }
-inline void end_of_copies() {}
-template <int n> inline void wait_for_copies() {}
-
 template <class T> inline void ask_for(const device T*) {}  // what will be read soon
 
 // The elements of an 8 x 8 matrix that a lane holds: (row, 2 * pair) and (row, 2 * pair + 1), as MLX's own matrix
