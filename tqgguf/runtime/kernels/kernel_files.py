@@ -1,8 +1,8 @@
 """CUDA kernels compiled once per machine and kept in files, several at a time.
 
 MLX compiles a custom kernel when it is first evaluated, one after the other, and keeps none; but it looks for each
-among the kernels of its own that it keeps in MLX_PTX_CACHE_DIR, by a name made of the whole text (jit_module.cpp and
-custom_kernel.cpp of 0.32). So a kernel is put there as soon as a call of it is prepared, and whoever evaluates waits
+among the kernels of its own that it keeps in MLX_PTX_CACHE_DIR, by a name made of the whole text (so in its
+source of 0.32). So a kernel is put there as soon as a call of it is prepared, and whoever evaluates waits
 for those that are under way. Where any of it goes wrong, MLX compiles the kernel itself, as ever.
 """
 
