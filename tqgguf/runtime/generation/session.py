@@ -266,6 +266,9 @@ class Session:
         else:
             self.loaded.fill(tokens, self.cache)
         end = len(self.tokens) + len(ids)
+        for cache in self.cache[:1]:  # all layers have one backend
+            if isinstance(cache, BlockKVCache):
+                cache.backend.wait()
         if logits is None or len(ids) > 1 or end % PAGE_TOKENS == 0:
             mx.eval(logits, [c.state for c in self.cache])
         else:  # attention has read the token's rows, so that nothing else is left to evaluate before the page is full
