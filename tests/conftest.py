@@ -30,6 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a backgro
 # Where no C compiler worked, numpy serves, and there is no library to test.
 TESTS_OF_C = [
     "test_c_attention.py",
+    "test_c_batches.py",
     "test_c_codecs.py",
     "test_c_library.py",
     "test_packed_rows.py",

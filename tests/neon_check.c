@@ -128,12 +128,16 @@ static void check_decoding(const struct tq_codec *codec)
 static void check_attention(const struct tq_codec *k, const struct tq_codec *v, int n_rows)
 {
     float query[HEADS * GROUP * MOST_ROWS * TQ_MAX_HEAD_DIM];
+    int32_t slots[PAGES];
     size_t n = (size_t)HEADS * GROUP * n_rows * v->head_dim;
+    for (int i = 0; i < PAGES; i++)
+        slots[i] = PAGES - 1 - i;
     float *expected = some(4 * n), *found = some(4 * n);
     for (int i = 0; i < HEADS * GROUP * n_rows * k->head_dim; i++)
         query[i] = random_number();
     struct tq_attention step = {.k_codec = k, .v_codec = v, .k_pages = random_pages(k), .v_pages = random_pages(v),
-                                .k_own = random_rows(k->head_dim), .v_own = random_rows(v->head_dim), .query = query,
+                                .k_own = random_rows(k->head_dim), .v_own = random_rows(v->head_dim), .slots = slots,
+                                .query = query, .out_head = (int64_t)n_rows * v->head_dim,
                                 .query_kind = TQ_F32, .query_head = 4 * n_rows * k->head_dim,
                                 .query_row = 4 * k->head_dim, .n_kv_heads = HEADS, .group = GROUP, .n_rows = n_rows,
                                 .offset = PAGES * TQ_PAGE + OWN - n_rows, .n_prefix = 4, .window = 900, .scale = 0.05};
@@ -141,12 +145,12 @@ static void check_attention(const struct tq_codec *k, const struct tq_codec *v, 
     step.v_prefix = step.v_own;
     tq_select_path("portable");
     step.out = expected;
-    expect(tq_attend(&step) == 0, "portable", k, "no memory");
+    expect(tq_attend(&step, 1) == 0, "portable", k, "no memory");
     step.out = found;
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         if (selectable(paths[i])) {
             double error = 0, norm = 0;
-            expect(tq_attend(&step) == 0, paths[i], k, "no memory");
+            expect(tq_attend(&step, 1) == 0, paths[i], k, "no memory");
             for (size_t at = 0; at < n; at++) {
                 error += pow((double)found[at] - expected[at], 2);
                 norm += pow(expected[at], 2);

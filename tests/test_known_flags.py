@@ -27,6 +27,7 @@ RECORDED = [
 ]
 FLAG = re.compile(r"(?<![\w/.|<%{\]-])(--[a-z][a-z0-9-]*[a-z0-9]|-[a-z]{1,5})(?![\w(.*]|-(?=\w))")
 OTHERS = {
+    *("--device-as-default-execution-space", "--gpu-architecture", "--include-path"),  # NVRTC's
     # of commands that documents show: pip, make's pytest, git, mlx-lm, and flags of llama.cpp that a reason names
     "--no-deps", "--editable", "--extra", "--pre", "-k", "-x", "-m",
     "--prompt-cache-file", "--max-tokens", "--kv-bits", "--load-mode", "--ctx-size-draft",

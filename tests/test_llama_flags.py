@@ -92,7 +92,8 @@ def test_a_new_flag_is_one_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         Fate.IMPLEMENTED, "How often to probe.", "-pr --probes", "tokens", env="PROBES", verbs="probe",
         field="n_probes", heading="Probing", lowest=1, highest=4096,
     )  # fmt: skip
-    monkeypatch.setattr(flag_table, "TABLE", (*flag_table.TABLE, new))
+    asks_for_help = row(Fate.IMPLEMENTED, "", "-h --help --usage", verbs="probe")
+    monkeypatch.setattr(flag_table, "TABLE", (*flag_table.TABLE, new, asks_for_help))
     made: list[ProbeRequest] = []
 
     class ProbeCommand(VerbCommand):
@@ -107,16 +108,16 @@ def test_a_new_flag_is_one_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     program.command("probe", cls=ProbeCommand)(probe)
     command = typer.main.get_command(program)
     for argv, expected in (([], 2), (["-pr", "1k"], 1024), (["--probes=7", "-ngl", "9"], 7)):
-        command.main(argv, standalone_mode=False)
+        command.main(argv, prog_name="tqgguf probe", standalone_mode=False)
         assert made.pop() == ProbeRequest(expected)
     monkeypatch.setenv("LLAMA_ARG_PROBES", "9")
-    command.main([], standalone_mode=False)
+    command.main([], prog_name="tqgguf probe", standalone_mode=False)
     assert made.pop() == ProbeRequest(9)
     with pytest.raises(RequestError, match=r"^-pr: expected a number from 1 to 4096, found 5000$"):
-        command.main(["--probes", "5000"], standalone_mode=False)
+        command.main(["--probes", "5000"], prog_name="tqgguf probe", standalone_mode=False)
     with pytest.raises(RequestError, match="-pr: expected a whole number, found 'x'"):
-        command.main(["-pr", "x"], standalone_mode=False)
-    command.main(["--help"], standalone_mode=False)
+        command.main(["-pr", "x"], prog_name="tqgguf probe", standalone_mode=False)
+    command.main(["--help"], prog_name="tqgguf probe", standalone_mode=False)
     assert re.search(r"Probing:\n +-pr, --probes N +How often to probe\. +\[default: 2\]", capsys.readouterr().out)
 
 

@@ -8,7 +8,7 @@ from tqgguf.cli.flag_table import MOST_TOKENS, ranges_of
 from tqgguf.cli.ranges import check_ranges, whole_numbers
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs, requested_pairs
+from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs, requested_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK
 
 

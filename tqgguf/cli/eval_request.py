@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tqgguf.cli.flag_table import DEFAULT_CHUNKS, ranges_of
 from tqgguf.cli.ranges import INT32, check_chunks, check_ranges, whole_numbers
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
+from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK
 
 _ONLY_WITH_NEEDLE = ("--needle-lengths", "--needle-depths")

@@ -14,8 +14,8 @@ from tqgguf.cli.flags import SWITCH_OR_AUTO, Fate, Flag, row, under
 from tqgguf.cli.ranges import INT32, Ranges
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES, PAGE_TOKENS
 from tqgguf.formats.blocks.cache_spec import BALANCE_MODES, PRESETS
-from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, FORMS, MLX_BITS, SIMULATED
-from tqgguf.runtime.evaluation.simulated_schemes import SCHEMES, VARIANTS
+from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, FORMS, MLX_BITS, SIMULATED
+from tqgguf.measuring.imitations.simulated_schemes import SCHEMES, VARIANTS
 from tqgguf.text.sampling_params import SamplingParams
 
 OUTPUT: Final = "Output"
@@ -302,6 +302,12 @@ TABLE: Final[tuple[Flag, ...]] = (
 def rows_of(verb: str) -> tuple[Flag, ...]:
     """The rows of a verb, in the order of its --help."""
     return tuple(flag for flag in TABLE if verb in flag.verbs)
+
+
+def row_of(name: str) -> Flag:
+    """The only row with this long spelling."""
+    (flag,) = (flag for flag in TABLE if flag.name == name)
+    return flag
 
 
 def ranges_of(verb: str) -> Ranges:

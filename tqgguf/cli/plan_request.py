@@ -9,7 +9,7 @@ from tqgguf.cli.ranges import INT32, check_ranges, whole_numbers
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.quantities import parse_bytes
-from tqgguf.runtime.evaluation.cache_pairs import PLAIN, CachePair, requested_pairs
+from tqgguf.measuring.cache_pairs import CachePair, requested_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK, round_chunk
 
 
@@ -75,10 +75,6 @@ class PlanRequest:
         return tuple((pair.label, self._spec(pair)) for pair in pairs)
 
     def _spec(self, pair: CachePair) -> CacheSpec:
-        spec = CacheSpec(pair.type_k, pair.type_v, self.exact_first, self.balance)
-        if pair.form:
-            is_plain = pair.form == PLAIN
-            n_prefix = 0 if is_plain else self.exact_first
-            spec = CacheSpec(pair.type_k, pair.type_v, n_prefix, "off" if is_plain else pair.form)
+        spec = pair.spec(self.exact_first, self.balance)
         spec.check()
         return spec

@@ -100,12 +100,16 @@ def _parameter(flag: Flag, requests: Sequence[object]) -> inspect.Parameter:
     default = flag.default
     if default is OF_REQUEST:
         default = next(getattr(request, flag.field) for request in requests if hasattr(request, flag.field))
+    annotation: Any = Annotated[flag.type_with(default), option_of(flag)]
+    return inspect.Parameter(flag.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def option_of(flag: Flag) -> Any:
+    """A row of the table as typer takes it."""
     more: dict[str, Any] = {} if flag.shows_default else {"show_default": False}
     if flag.name == "--version":
         more = {"is_eager": True, "callback": print_version}
-    made = option(flag.heading, flag.note, *flag.declarations, metavar=flag.shown_value, **more)
-    annotation: Any = Annotated[flag.type_with(default), made]
-    return inspect.Parameter(flag.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+    return option(flag.heading, flag.note, *flag.declarations, metavar=flag.shown_value, **more)
 
 
 def option(heading: str, help: str, *names: str, metavar: str = "N", **more: Any) -> Any:

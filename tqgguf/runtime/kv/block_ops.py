@@ -53,10 +53,11 @@ def _compiled_as_f16() -> Any:
 def to_f16_numpy(x: mx.array) -> NDArray[np.float16]:
     """`to_f16` of float32, at once."""
     values = np.asarray(x)
-    rows = np.clip(values, -F16_MAX, F16_MAX).astype(np.float16)
-    infinite = np.isinf(values)
-    if infinite.any():
-        rows[infinite] = values[infinite]
+    with np.errstate(over="ignore"):
+        rows = values.astype(np.float16)
+    if not np.isfinite(rows).all():
+        finite = np.isfinite(values)
+        rows[finite] = np.clip(values[finite], -F16_MAX, F16_MAX)
     return rows
 
 

@@ -60,6 +60,8 @@ class PagePool:
         self._prefixes = [
             mx.stack([_prefix_of(side) for side in of]) if n_prefix else None for of in zip(*sides, strict=True)
         ]
+        self._is_ours = False
+        """Whether nobody else reads what lies after the tails' last rows."""
         self._growth: Growth | None = None
         self._pages: Pages | None = None
 
@@ -110,7 +112,7 @@ class PagePool:
     def grow(self, new: Pair, n_own: Sequence[int]) -> Growth:
         """Rows for which `can_grow`, [sequences, n_kv_heads, rows, head_dim]; `take` is told when they are joined."""
         self.settle()
-        growth = Growth(self.tails, new, tuple(self.offsets), tuple(n_own))
+        growth = Growth(self.tails, new, tuple(self.offsets), tuple(n_own), is_ours=self._is_ours)
         offsets = [offset + n for offset, n in zip(self.offsets, n_own, strict=True)]
         self.__dict__.update(_growth=growth, offsets=offsets)  # both or neither, whatever interrupts this
         return growth
@@ -132,10 +134,11 @@ class PagePool:
         growth.joined = tails
         if self._growth is not growth:
             return
-        changed: dict[str, Any] = {"_growth": None, "tails": tails}
+        changed: dict[str, Any] = {"_growth": None, "tails": tails, "_is_ours": True}
         filled = [i for i, n in enumerate(growth.n_own) if n and self.offsets[i] % PAGE == 0]
         if filled:
             changed |= self._filled(filled, tails)
+            changed["_is_ours"] = False  # rows of a filled page may be held as they lie in its tail
         self.__dict__.update(changed)  # all or nothing, whatever interrupts this: the step is then joined again
 
     def settle(self) -> None:
@@ -236,7 +239,7 @@ class PagePool:
         changed["_free"] = self._free + [slot for i in gone for slot in self._slots[i][self._first_pages[i] :]]
         changed["tails"] = self.tails[0][at], self.tails[1][at]
         changed["_prefixes"] = [None if prefixes is None else prefixes[at] for prefixes in self._prefixes]
-        self.__dict__.update(changed, _pages=None)
+        self.__dict__.update(changed, _pages=None, _is_ours=False)
 
     @property
     def nbytes(self) -> int:

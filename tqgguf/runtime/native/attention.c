@@ -1,10 +1,11 @@
-/* One step of attention from blocks: queries rotated once, keys split into units that threads share, one decode of
+/* Steps of attention from blocks, of one sequence or several: new rows written into the tails, queries rotated once, keys split into units that threads share, one decode of
  * every code for all queries of a KV head, softmax online within a unit, units merged by log-sum-exp, outputs rotated
  * back once.
  *
- * A unit is a KV head and either a run of pages (blocks, in the rotated domain) or the own page with the exact prefix
- * (in original axes; alone where the own page is a block too). Runs depend on the step alone and are merged in order, so results are the same for any number of
- * threads. Rows of codes are read in rows.c. */
+ * A unit is a KV head of a sequence and either a run of pages (blocks, in the rotated domain) or the own page with the
+ * exact prefix (in original axes; alone where the own page is a block too). Runs depend on the step alone and are merged
+ * in order, so results are the same for any number of threads and for any other sequences beside it. Rows of codes are
+ * read in rows.c. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -28,14 +29,21 @@ enum {
 struct step {
     const struct tq_attention *a;
     const struct tq_path *path;
+    int first_unit;              /* of the units of all steps */
     int n_queries, k_dim, v_dim; /* queries of a KV head: its heads times rows */
     int n_pages, pages_per_run, n_runs, n_units;
     int k_kernels, v_kernels;    /* whether kernels read the codes of pages themselves */
     float *plain, *coded;        /* queries [n_kv_heads][n_queries][k_dim], scaled; coded as pages are */
     float *partial;              /* [n_kv_heads][n_units] times n_queries maxima, sums, and sums of values */
     atomic_int *left;            /* units of each head that are not done yet */
-    float *scratch;              /* of each worker */
-    size_t partial_size, scratch_size;
+    size_t partial_size;
+};
+
+struct batch {
+    struct step *steps;
+    int n_steps;
+    float *scratch; /* of each worker */
+    size_t scratch_size;
 };
 
 /* A worker's memory, all with a pitch of TQ_PAGE per query or row of scales. */
@@ -47,7 +55,8 @@ struct scratch {
 struct tile {
     const struct tq_plane *k, *v;
     int64_t page, position;
-    int lo, hi, coded, has_next;
+    int lo, hi, coded;
+    int64_t next;         /* how many pages after this one in the planes the next one lies; 0: there is none */
     const float *offsets; /* added to the scores of each query, or NULL */
 };
 
@@ -56,10 +65,9 @@ static size_t multiple_of_16(size_t n)
     return (n + 15) / 16 * 16;
 }
 
-static struct scratch scratch_of(const struct step *s, int worker)
+static struct scratch scratch_of(const struct step *s, float *at)
 {
     struct scratch scratch;
-    float *at = s->scratch + (size_t)worker * s->scratch_size;
     scratch.scores = at;
     scratch.offsets = scratch.scores + (size_t)s->n_queries * TQ_PAGE;
     scratch.factors = scratch.offsets + (size_t)s->n_queries * TQ_PAGE;
@@ -90,7 +98,7 @@ static struct tq_rows rows_of(const struct step *s, const struct tq_codec *codec
     const uint8_t *page = plane->codes + tile->page * plane->page + head * plane->head;
     struct tq_rows rows = {.codes = page + tile->lo * plane->token, .stride = plane->token, .factors = factors,
                            .n = tile->hi - tile->lo, .width = row_bytes(codec, plane->kind),
-                           .ahead = tile->has_next ? plane->page : 0};
+                           .ahead = tile->next * plane->page};
     if (plane->kind < TQ_F16) {
         int n = tq_row_scales(codec);
         const char *scales = (const char *)plane->scales + tile->page * plane->scale_page + head * plane->scale_head;
@@ -160,28 +168,40 @@ static void see(const struct step *s, struct tile tile, int64_t head, float *par
                 scratch.decoded);
 }
 
-/* query . mean of each page of a run, to offsets[query][page of the run] */
-static void score_means(const struct step *s, int64_t head, int first, int n, struct scratch scratch)
+/* query . mean of each page of a run, to offsets[query][page of the run]. Pages that lie one after the other are scored
+ * together. */
+static void score_means(const struct step *s, int64_t head, const int32_t *slots, int n, struct scratch scratch)
 {
     const struct tq_attention *a = s->a;
-    struct tq_rows means = {.codes = (const uint8_t *)a->page_means + first * a->mean_page + head * a->mean_head,
-                            .stride = a->mean_page, .factors = scratch.factors, .n = n};
-    tq_score_rows(s->path, tq_has_kernels(s->path, TQ_F16, s->n_queries), TQ_F16, a->k_codec, &means, s->n_queries,
-                  s->plain + head * s->n_queries * s->k_dim, scratch.offsets, scratch.decoded);
+    int has_kernels = tq_has_kernels(s->path, TQ_F16, s->n_queries);
+    for (int first = 0, end; first < n; first = end) {
+        for (end = first + 1; end < n && slots[end] == slots[end - 1] + 1;)
+            end++;
+        struct tq_rows means = {.codes = (const uint8_t *)a->page_means + slots[first] * a->mean_page
+                                         + head * a->mean_head,
+                                .stride = a->mean_page, .factors = scratch.factors, .n = end - first};
+        tq_score_rows(s->path, has_kernels, TQ_F16, a->k_codec, &means, s->n_queries,
+                      s->plain + head * s->n_queries * s->k_dim, scratch.scores, scratch.decoded);
+        for (int q = 0; q < s->n_queries; q++)
+            memcpy(scratch.offsets + (ptrdiff_t)q * TQ_PAGE + first, scratch.scores + (ptrdiff_t)q * TQ_PAGE,
+                   (size_t)means.n * sizeof(float));
+    }
 }
 
 static void see_run(const struct step *s, int64_t head, int run, float *partial, struct scratch scratch)
 {
     const struct tq_attention *a = s->a;
     int first = run * s->pages_per_run, n = s->n_pages - first;
+    const int32_t *slots = a->slots + first;
     n = n < s->pages_per_run ? n : s->pages_per_run;
     if (a->page_means != NULL)
-        score_means(s, head, first, n, scratch);
+        score_means(s, head, slots, n, scratch);
     for (int i = 0; i < n; i++) {
         int64_t page = a->first_page + first + i;
         see(s,
-            (struct tile){.k = &a->k_pages, .v = &a->v_pages, .page = first + i, .position = page * TQ_PAGE,
-                          .lo = page == 0 ? (int)a->n_prefix : 0, .hi = TQ_PAGE, .coded = 1, .has_next = i + 1 < n,
+            (struct tile){.k = &a->k_pages, .v = &a->v_pages, .page = slots[i], .position = page * TQ_PAGE,
+                          .lo = page == 0 ? (int)a->n_prefix : 0, .hi = TQ_PAGE, .coded = 1,
+                          .next = i + 1 < n ? slots[i + 1] - slots[i] : 0,
                           .offsets = a->page_means != NULL ? scratch.offsets + i : NULL},
             head, partial, scratch);
     }
@@ -239,7 +259,7 @@ static void merge(const struct step *s, int64_t head, struct scratch scratch)
             if (a->v_pages.kind < TQ_F16)
                 tq_rotate(a->v_codec, coded, 1);
         }
-        float *out = a->out + ((ptrdiff_t)head * s->n_queries + q) * s->v_dim;
+        float *out = a->out + query_head * a->out_head + q % a->n_rows * s->v_dim;
         for (int i = 0; i < s->v_dim; i++)
             out[i] = (plain[i] + coded[i]) / sum;
     }
@@ -247,8 +267,12 @@ static void merge(const struct step *s, int64_t head, struct scratch scratch)
 
 static void run_unit(void *context, int index, int worker)
 {
-    const struct step *s = context;
-    struct scratch scratch = scratch_of(s, worker);
+    const struct batch *batch = context;
+    const struct step *s = batch->steps;
+    while (index - s->first_unit >= s->a->n_kv_heads * s->n_units)
+        s++;
+    index -= s->first_unit;
+    struct scratch scratch = scratch_of(s, batch->scratch + (size_t)worker * batch->scratch_size);
     /* heads of one run after each other: what they read lies side by side */
     int64_t head = index % s->a->n_kv_heads;
     int unit = (int)(index / s->a->n_kv_heads);
@@ -311,41 +335,115 @@ static int pages_per_run(int n_pages, int n_queries)
     return pages < LEAST_RUN ? LEAST_RUN : pages > LARGEST_RUN ? LARGEST_RUN : pages;
 }
 
-int tq_attend(const struct tq_attention *a)
+/* float16 of any number: finite ones stay finite. */
+static uint16_t finite_f16(float x)
 {
-    struct step s = {.a = a, .path = tq_path(), .n_queries = (int)(a->group * a->n_rows),
-                     .k_dim = a->k_codec->head_dim, .v_dim = a->v_codec->head_dim};
-    s.n_pages = (int)(a->offset / TQ_PAGE - a->first_page + (a->own_coded != 0));
-    s.pages_per_run = pages_per_run(s.n_pages, s.n_queries);
-    s.n_runs = (s.n_pages + s.pages_per_run - 1) / s.pages_per_run;
-    s.n_units = s.n_runs + 1;
-    s.k_kernels = tq_has_kernels(s.path, a->k_pages.kind, s.n_queries);
-    s.v_kernels = tq_has_kernels(s.path, a->v_pages.kind, s.n_queries);
+    uint32_t bits = tq_bits(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00);
+    if (rest < 0x7f800000 && rest > 0x477fe000) /* 65504 */
+        return (uint16_t)(sign | 0x7bff);
+    return tq_to_f16(x);
+}
 
-    int n_threads = tq_threads();
-    int64_t n_keys = a->offset + a->n_rows - a->first_page * TQ_PAGE;
-    size_t n_queries = (size_t)a->n_kv_heads * s.n_queries, n_units = (size_t)a->n_kv_heads * s.n_units;
-    s.partial_size = multiple_of_16(2 * (size_t)s.n_queries) + (size_t)s.n_queries * s.v_dim;
-    s.scratch_size = size_of_scratch(&s);
-    size_t counters = multiple_of_16((size_t)a->n_kv_heads * sizeof(atomic_int) / sizeof(float) + 1);
-    size_t floats = 2 * n_queries * s.k_dim + n_units * s.partial_size + n_threads * s.scratch_size + counters;
-    void *memory;
-    if (posix_memalign(&memory, 64, floats * sizeof(float)) != 0)
-        return -1;
-    s.plain = memory;
-    s.coded = s.plain + n_queries * s.k_dim;
-    s.partial = s.coded + n_queries * s.k_dim;
-    s.scratch = s.partial + n_units * s.partial_size;
-    s.left = (atomic_int *)(s.scratch + n_threads * s.scratch_size);
+static void append_side(const struct tq_attention *a, const struct tq_codec *codec, const struct tq_plane *new,
+                        const struct tq_plane *own)
+{
+    if (new->codes == NULL)
+        return;
+    int64_t first = a->offset % TQ_PAGE, size = new->kind == TQ_F32 ? 4 : 2;
     for (int64_t head = 0; head < a->n_kv_heads; head++)
-        atomic_init(&s.left[head], s.n_units);
+        for (int64_t row = 0; row < a->n_rows; row++) {
+            const uint8_t *from = new->codes + head * new->head + row * new->token;
+            uint8_t *to = (uint8_t *)(uintptr_t)own->codes + head * own->head + (first + row) * own->token;
+            if (new->kind == TQ_F16)
+                memcpy(to, from, 2 * (size_t)codec->head_dim);
+            for (int i = 0; new->kind != TQ_F16 && i < codec->head_dim; i++) {
+                uint16_t bits = finite_f16(number_of(new->kind, from + i * size));
+                memcpy(to + 2 * (ptrdiff_t)i, &bits, 2);
+            }
+        }
+}
 
-    prepare_queries(&s);
-    if (n_keys * (int64_t)n_queries * (s.k_dim + s.v_dim) < SMALL_STEP)
-        for (size_t unit = 0; unit < n_units; unit++)
-            run_unit(&s, (int)unit, 0);
+/* How a step is cut into units, and the floats that it needs beside what workers do. */
+static size_t plan(struct step *s, const struct tq_attention *a)
+{
+    *s = (struct step){.a = a, .path = tq_path(), .n_queries = (int)(a->group * a->n_rows),
+                       .k_dim = a->k_codec->head_dim, .v_dim = a->v_codec->head_dim};
+    if (a->n_rows == 0)
+        return 0;
+    s->n_pages = (int)(a->offset / TQ_PAGE - a->first_page + (a->own_coded != 0));
+    s->pages_per_run = pages_per_run(s->n_pages, s->n_queries);
+    s->n_runs = (s->n_pages + s->pages_per_run - 1) / s->pages_per_run;
+    s->n_units = s->n_runs + 1;
+    s->k_kernels = tq_has_kernels(s->path, a->k_pages.kind, s->n_queries);
+    s->v_kernels = tq_has_kernels(s->path, a->v_pages.kind, s->n_queries);
+    s->partial_size = multiple_of_16(2 * (size_t)s->n_queries) + (size_t)s->n_queries * s->v_dim;
+    size_t counters = multiple_of_16((size_t)a->n_kv_heads * sizeof(atomic_int) / sizeof(float) + 1);
+    return (size_t)a->n_kv_heads * (2 * (size_t)s->n_queries * s->k_dim + s->n_units * s->partial_size) + counters;
+}
+
+/* Give a planned step its memory; returns where it ends. */
+static float *place(struct step *s, float *at)
+{
+    size_t n_heads = (size_t)s->a->n_kv_heads, n_queries = n_heads * s->n_queries;
+    s->plain = at;
+    s->coded = s->plain + n_queries * s->k_dim;
+    s->partial = s->coded + n_queries * s->k_dim;
+    s->left = (atomic_int *)(s->partial + n_heads * s->n_units * s->partial_size);
+    for (size_t head = 0; head < n_heads; head++)
+        atomic_init(&s->left[head], s->n_units);
+    return (float *)s->left + multiple_of_16(n_heads * sizeof(atomic_int) / sizeof(float) + 1);
+}
+
+static void prepare(const struct step *s)
+{
+    append_side(s->a, s->a->k_codec, &s->a->k_new, &s->a->k_own);
+    append_side(s->a, s->a->v_codec, &s->a->v_new, &s->a->v_own);
+    prepare_queries(s);
+}
+
+int tq_attend(const struct tq_attention *attention, int64_t n)
+{
+    struct batch batch = {.steps = malloc((size_t)n * sizeof(struct step))};
+    if (batch.steps == NULL)
+        return -1;
+    size_t floats = 0;
+    int64_t n_products = 0;
+    int n_units = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const struct tq_attention *a = attention + i;
+        struct step *s = batch.steps + batch.n_steps;
+        size_t own = plan(s, a);
+        if (own == 0)
+            continue;
+        floats += own;
+        s->first_unit = n_units;
+        n_units += (int)a->n_kv_heads * s->n_units;
+        n_products += (a->offset + a->n_rows - a->first_page * TQ_PAGE) * a->n_kv_heads * s->n_queries
+                      * (s->k_dim + s->v_dim);
+        size_t scratch = size_of_scratch(s);
+        batch.scratch_size = scratch > batch.scratch_size ? scratch : batch.scratch_size;
+        batch.n_steps++;
+    }
+
+    void *memory;
+    if (posix_memalign(&memory, 64, (floats + tq_threads() * batch.scratch_size + 1) * sizeof(float)) != 0) {
+        free(batch.steps);
+        return -1;
+    }
+    batch.scratch = memory;
+    float *at = batch.scratch + tq_threads() * batch.scratch_size;
+    for (int i = 0; i < batch.n_steps; i++) {
+        at = place(batch.steps + i, at);
+        prepare(batch.steps + i);
+    }
+    if (n_products < SMALL_STEP)
+        for (int unit = 0; unit < n_units; unit++)
+            run_unit(&batch, unit, 0);
     else
-        tq_share((int)n_units, run_unit, &s);
+        tq_share(n_units, run_unit, &batch);
     free(memory);
+    free(batch.steps);
     return 0;
 }

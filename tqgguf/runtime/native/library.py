@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 import sys
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Array, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ PATH_SWITCH = "TQGGUF_CPU"
 LIBRARY_SWITCH = "TQGGUF_LIBRARY"
 PATHS = ("portable", "avx2", "avx512", "neon")
 OFF = "off"
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 # enum tq_kind
 KINDS = {
@@ -111,10 +111,12 @@ class AttentionStep(Structure):
     _fields_ = [
         ("k_codec", POINTER(CodecStruct)),
         ("v_codec", POINTER(CodecStruct)),
-        *((name, Plane) for name in ("k_pages", "v_pages", "k_own", "v_own", "k_prefix", "v_prefix")),
-        ("query", c_void_p),
+        *((name, Plane) for name in ("k_pages", "v_pages", "k_own", "v_own", "k_prefix", "v_prefix", "k_new", "v_new")),
+        *((name, c_void_p) for name in ("slots", "query")),
         *((name, c_int64) for name in ("query_kind", "query_head", "query_row")),
-        *((name, c_void_p) for name in ("out", "sinks", "channel_scale", "page_means")),
+        ("out", c_void_p),
+        ("out_head", c_int64),
+        *((name, c_void_p) for name in ("sinks", "channel_scale", "page_means")),
         *((name, c_int64) for name in ("mean_page", "mean_head", "n_kv_heads", "group", "n_rows", "offset")),
         *((name, c_int64) for name in ("first_page", "n_prefix", "window", "own_coded")),
         ("scale", c_double),
@@ -204,7 +206,7 @@ class Library:
         self._c.tq_decode_pages.argtypes = [POINTER(CodecStruct), POINTER(Plane), c_int64, c_int64, c_void_p]
         self._c.tq_decode_pages.restype = None
         self._c.tq_encode.argtypes = [POINTER(CodecStruct), POINTER(Plane), c_int64, c_int64, c_void_p, c_void_p]
-        self._c.tq_attend.argtypes = [POINTER(AttentionStep)]
+        self._c.tq_attend.argtypes = [POINTER(AttentionStep), c_int64]
         self._c.tq_serves_rows.argtypes = [c_int64, c_int64]
         self._c.tq_products.argtypes = [POINTER(Matrix), c_int64, c_int64, c_void_p, POINTER(c_void_p)]
         self._c.tq_decode_rows.argtypes = [POINTER(Matrix), c_void_p]
@@ -266,9 +268,9 @@ class Library:
         done = self._c.tq_encode(struct, plane, n_heads, tokens, address(codes), address(scales))
         return (codes, scales) if done == 0 else None
 
-    def attend(self, step: AttentionStep) -> None:
-        """One step of attention; everything that `step` points to must be alive."""
-        if self._c.tq_attend(step) != 0:
+    def attend(self, steps: Array[AttentionStep]) -> None:
+        """Steps of attention of as many sequences; everything that they point to must be alive."""
+        if self._c.tq_attend(steps, len(steps)) != 0:
             raise MemoryError("attention ran out of memory")
 
     def serves_rows(self, ggml_type: int, n: int) -> bool:

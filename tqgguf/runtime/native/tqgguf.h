@@ -11,7 +11,7 @@
 #define TQ_EXPORT __attribute__((visibility("default")))
 
 /* Raised whenever a struct or a function below changes: Python refuses a library of another version. */
-#define TQ_ABI_VERSION 4
+#define TQ_ABI_VERSION 5
 
 enum {
     TQ_PAGE = 128,         /* tokens of a page */
@@ -60,18 +60,27 @@ struct tq_plane {
     int64_t kind;
 };
 
-/* One step of attention: n_rows queries of each head at positions offset .. offset + n_rows - 1, all in one page.
- * They see pages first_page .. (own page - 1) through k_pages and v_pages (blocks, or floats of a float type), their own
- * page through k_own and v_own, and of page 0 the first n_prefix tokens through k_prefix and v_prefix. */
+/* One step of attention of one sequence: n_rows queries of each head at positions offset .. offset + n_rows - 1, all in
+ * one page. n_rows 0: nothing is asked, and nothing is written.
+ *
+ * Queries see pages first_page .. (own page - 1) through k_pages and v_pages (blocks, or floats of a float type), their
+ * own page through k_own and v_own, and of page 0 the first n_prefix tokens through k_prefix and v_prefix. Page
+ * first_page + i lies at index slots[i] of the planes' pages, and its mean at index slots[i] of page_means.
+ *
+ * k_new and v_new, where they have codes: the step's own rows by head and token, of a float kind. Before anything is
+ * read they are written in float16 to their places in k_own and v_own, whose rows must be TQ_F16 and writable; finite
+ * numbers stay finite. */
 struct tq_attention {
     const struct tq_codec *k_codec, *v_codec;
-    struct tq_plane k_pages, v_pages, k_own, v_own, k_prefix, v_prefix;
+    struct tq_plane k_pages, v_pages, k_own, v_own, k_prefix, v_prefix, k_new, v_new;
+    const int32_t *slots;
     const void *query; /* [n_kv_heads * group][n_rows][head_dim of k], of query_kind */
     int64_t query_kind, query_head, query_row; /* distances in bytes */
     float *out; /* [n_kv_heads * group][n_rows][head_dim of v] */
+    int64_t out_head; /* distance in values */
     const float *sinks;         /* [n_kv_heads * group] logits, or NULL */
     const float *channel_scale; /* [n_kv_heads][head_dim of k], or NULL */
-    const uint16_t *page_means; /* f16 rows from first_page on, or NULL; distances in bytes */
+    const uint16_t *page_means; /* f16 rows, or NULL; distances in bytes */
     int64_t mean_page, mean_head;
     int64_t n_kv_heads, group, n_rows, offset, first_page, n_prefix, window; /* window 0: none */
     int64_t own_coded; /* whether the own page lies among the pages and is read there, but for the exact prefix */
@@ -99,8 +108,8 @@ TQ_EXPORT void tq_decode_pages(const struct tq_codec *codec, const struct tq_pla
 TQ_EXPORT int tq_encode(const struct tq_codec *codec, const struct tq_plane *rows, int64_t n_heads, int64_t n_tokens,
                         uint8_t *codes, uint16_t *scales);
 
-/* 0; -1 where memory ran out. */
-TQ_EXPORT int tq_attend(const struct tq_attention *step);
+/* Steps of n sequences, whose units of work threads share. 0; -1 where memory ran out, before anything is written. */
+TQ_EXPORT int tq_attend(const struct tq_attention *steps, int64_t n);
 
 /* A matrix in a type of ggml's, as a GGUF tensor holds it: n_rows rows of n values, row_bytes apart; a product's bias
  * [n_rows], or NULL. */
