@@ -172,6 +172,8 @@ class _Run:
 
             self.session.prefill(self.prompt.first, progress)
             prefill.end()
+            if self.prompt_cache.replaces:
+                say(f"{readable(self.prompt_cache.path)}: the older prompt cache of that name is replaced")
             self.prompt_cache.save(self.session)
         self.finish = "kept"
         name_product(self.prompt_cache.path)
@@ -289,3 +291,6 @@ class _Run:
         greedy = self.request.sampling.temp <= 0 or self.finish == "kept"
         for line in report.lines(self.session.report(), self.session.timing, self.finish, self.sampler.seed, greedy):
             say(line)
+        n_kernels, seconds = self.session.kernels_compiled
+        if self.request.verbose and n_kernels:
+            say(f"kernels: {n_kernels} compiled, {seconds:.1f} s of waiting; they are kept for the next run")

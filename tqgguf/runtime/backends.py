@@ -56,6 +56,13 @@ def kernels_launched(backend: Backend) -> int:
     return launcher.n_launched if isinstance(launcher, MlxLauncher) else 0
 
 
+def kernels_compiled(backend: Backend) -> tuple[int, float]:
+    """How many kernels were compiled for a backend, to be kept for later processes, and the seconds waited for them."""
+    launcher = backend.launcher if isinstance(backend, KernelBackend) else None
+    files = launcher.files if isinstance(launcher, MlxLauncher) else None
+    return (0, 0.0) if files is None else (files.n_compiled, files.seconds)
+
+
 def set_threads(n: int) -> None:
     """Let the CPU backend use n threads: matrix products and the C library. 0 or less: as many as it uses now."""
     if n <= 0:

@@ -46,6 +46,8 @@ class PromptCache:
     reads_only: bool = False
     keeps_all: bool = False
     notices: tuple[str, ...] = ()
+    replaces: bool = False
+    """Whether it is made in place of one that holds something."""
 
     @property
     def tokens(self) -> list[int]:
@@ -142,11 +144,7 @@ def new_prompt_cache(path: str) -> PromptCache:
     """
     check_target(path)
     check_replaceable(path)
-    if not _is_there(path):
-        return PromptCache(path)
-    return PromptCache(
-        path, notices=(f"{readable(path)}: the older prompt cache of that name is going to be replaced",)
-    )
+    return PromptCache(path, replaces=_is_there(path))
 
 
 def _as_native(made: PromptCache, snapshot: Snapshot) -> Snapshot:

@@ -21,6 +21,7 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.runtime import backends
 from tqgguf.runtime.attention.backend import Backend
 from tqgguf.runtime.attention.reads import Reads, Usage
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
@@ -279,6 +280,12 @@ class Session:
             return np.array(logits.astype(mx.float32))
         mx.clear_cache()
         return None
+
+    @property
+    def kernels_compiled(self) -> tuple[int, float]:
+        """How many kernels were compiled to be kept for later processes, and the seconds waited for them."""
+        backend = next((cache.backend for cache in self.cache if isinstance(cache, BlockKVCache)), None)
+        return (0, 0.0) if backend is None else backends.kernels_compiled(backend)
 
     def report(self) -> CacheReport:
         """What the cache holds now and what attention has read so far."""
