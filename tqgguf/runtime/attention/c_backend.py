@@ -65,12 +65,8 @@ class CBackend(NumpyBackend):
     ) -> tuple[mx.array, Pair]:
         """As `Backend` has it; of several sequences too, whose work threads share."""
         k, v = pages.k.codec, pages.v.codec
-        if (
-            k.is_float
-            or v.is_float
-            or not self._takes(q, k, v)
-            or any(new.dtype not in FLOAT_KINDS for new in growth.new)
-        ):
+        in_blocks, reads_new = not k.is_float and not v.is_float, all(new.dtype in FLOAT_KINDS for new in growth.new)
+        if not (in_blocks and reads_new and self._takes(q, k, v)):
             return super().append_and_attend(q, pages, growth, query, reads)
         tails = growth.joined or self.own_tails(growth)
         common = common_steps(pages, growth, q.shape[1], query)
