@@ -18,9 +18,9 @@ from typing import BinaryIO
 import numpy as np
 from gguf_rows import SERVED, float64, matrix
 
+from tqgguf.conversion.row_encoding import in_numpy
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.codec import Codec, make_codec, resolve_codec
-from tqgguf.formats.conversion.row_encoding import in_numpy
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.native.library import CodecStruct, codec_struct, is_supported, searched_struct
 

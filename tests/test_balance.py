@@ -442,3 +442,28 @@ def test_sink_logits_for_other_heads_are_refused(n: int) -> None:
 def test_settings_that_cannot_be_are_refused_in_words(settings: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         BlockKVCache("turbo4", "turbo4", **settings)
+
+
+@pytest.mark.parametrize("layout", [HALVES, RopeLayout(32, traditional=True), NOT_ROTATED], ids=str)
+@pytest.mark.parametrize("n_prefix", [0, 4])
+@pytest.mark.parametrize("case", ["plain", "outliers", "few queries", "no queries", "one head unused", "all alike"])
+def test_mlxs_channel_scale_is_numpys(case: str, n_prefix: int, layout: RopeLayout) -> None:
+    k, _, q = data(128, seed=7)
+    squares = (q.reshape(HEADS, GROUP, 128, DIM) ** 2).sum(axis=1)
+    if case == "outliers":
+        k[0, 20], squares[1, 30] = 4e4, 1e6
+        k[1, 21], squares[0, 31] = np.inf, np.inf
+    if case == "few queries":
+        squares[:, :100] = 0
+    if case == "one head unused":
+        squares[1] = 0
+    if case == "all alike":
+        k[:] = 1.5
+    page = mx.array(k.astype(np.float16))
+    given = None if case == "no queries" else mx.array(squares)
+    mean = NumpyBackend().page_mean(page, n_prefix)
+    expected, found = (
+        np.asarray(of.page_scale(page, mean, given, n_prefix, layout)) for of in (NumpyBackend(), MlxBackend())
+    )
+    assert np.allclose(found, expected, rtol=1e-5, atol=0)
+    assert (expected[1] == 1).all() if case == "one head unused" else True

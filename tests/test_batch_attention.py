@@ -97,10 +97,10 @@ def test_a_sequence_may_have_fewer_rows_than_the_step() -> None:
 
 
 def test_a_float_side_is_refused_by_name() -> None:
-    k, v = resolve_codec("f16", 64, "k"), resolve_codec("turbo4", 64, "v")
-    pages = Pages(SidePages(k, None, None), SidePages(v, None, None), [[], []])
-    tails = mx.zeros((2, 1, PAGE, 64), dtype=mx.float16)
-    with pytest.raises(RequestError, match="K is f16"):
+    k, v = resolve_codec("bf16", 64, "k"), resolve_codec("turbo4", 64, "v")
+    rows, tails = mx.zeros((PAGE, 1, 64), dtype=mx.bfloat16), mx.zeros((2, 1, PAGE, 64), dtype=mx.float16)
+    pages = Pages(SidePages(k, rows), SidePages(v), [[], []])
+    with pytest.raises(RequestError, match="K is bf16"):
         growth = Growth((tails, tails), (tails, tails), (0, 0), (1, 1), joined=(tails, tails))
         append_and_attend(EmulatedLauncher(), mx.zeros((2, 1, 1, 64)), pages, growth, Query(1))
 

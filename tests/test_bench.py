@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from calibrations import made
 from test_without_mlx import COMMAND_LINE, REFUSE_MLX, python
 from tiny_models import TinyModel, write_tiny
 
@@ -26,15 +27,17 @@ from tqgguf.formats.bench_record import BenchRecord, Memory, Speed, compare, dif
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError, TqggufError
-from tqgguf.runtime.bench import speed
-from tqgguf.runtime.bench.match import measure_matches
-from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
-from tqgguf.runtime.bench.modes import ModeSession, modes_of
-from tqgguf.runtime.bench.speed import WARM_DECODED, SpeedPlan, measure_speeds
-from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation.caches import CacheOptions
+from tqgguf.formats.models.calibration import write_calibration
+from tqgguf.measuring.bench import speed
+from tqgguf.measuring.bench.match import measure_matches
+from tqgguf.measuring.bench.memory import MemoryPlan, measure_memory
+from tqgguf.measuring.bench.modes import ModeSession, modes_of
+from tqgguf.measuring.bench.speed import WARM_DECODED, SpeedPlan, measure_speeds
+from tqgguf.measuring.cache_pairs import parse_pairs
+from tqgguf.measuring.evaluation.caches import CacheOptions
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import LoadedModel, load_model
+from tqgguf.runtime.models.model_opening import ModelAsk
 
 LLAMA = TinyModel(head_dim=128, context_length=4096)
 GEMMA = TinyModel("gemma3", n_layers=3, window=200, window_pattern=3, head_dim=128, context_length=4096)
@@ -181,7 +184,7 @@ def test_what_was_measured_before_an_interrupt_stays(loaded: LoadedModel) -> Non
 def test_memory_is_that_of_a_process_of_its_own(path: Path, loaded: LoadedModel) -> None:
     ballast = mx.ones((64, 1 << 20))  # 256 MB of this process
     mx.eval(ballast)
-    found = measure_memory(MemoryPlan(str(path), "turbo4/turbo4", [300, 1500], 256, 1, -1, "auto", None, None, {}))
+    found = measure_memory(MemoryPlan(ModelAsk(str(path)), "turbo4/turbo4", [300, 1500], 256, 1, None, None))
     types, shapes = CacheSpec("turbo4", "turbo4").resolve(2), loaded.config.layer_shapes()
     assert [m.kv for m in found] == [kv_bytes(shapes, types, n) for n in (300, 1500)]
     for memory in found:
@@ -191,8 +194,25 @@ def test_memory_is_that_of_a_process_of_its_own(path: Path, loaded: LoadedModel)
     del ballast
 
 
+@pytest.mark.parametrize(
+    ("types", "flags", "is_used"),
+    [("q8_0", ("--kv-balance", "full"), True), ("turbo4", ("--kv-balance", "off"), False), ("turbo4", (), True)],
+)
+def test_a_calibration_serves_the_balance_that_is_asked_for(
+    types: str, flags: tuple[str, ...], is_used: bool, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded, sidecar = load_model(path), tmp_path / "named.gguf"
+    scales = {i: np.ones((s.n_kv_heads, s.head_dim_k), np.float32) for i, s in enumerate(loaded.config.layer_shapes())}
+    write_calibration(sidecar, made(scales=scales, fingerprint=loaded.fingerprint))
+    argv = ["bench", "-m", str(path), "-p", "8", "-n", "0", "-r", "1", "--match", "0", "--no-memory", "--json"]
+    assert main([*argv, "--cache-types", types, "--kv-calibration", str(sidecar), *flags]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["kv_calibration"] == (str(sidecar) if is_used else None)
+    assert ("no effect, no K is balanced in full" in err) != is_used
+
+
 def test_a_process_that_fails_says_why(path: Path) -> None:
-    plan = MemoryPlan(str(path.with_name("none.gguf")), "f16/f16", [10], 256, 1, -1, "auto", None, None, {})
+    plan = MemoryPlan(ModelAsk(str(path.with_name("none.gguf"))), "f16/f16", [10], 256, 1, None, None)
     with pytest.raises(Exception, match=r"memory of f16/f16 could not be measured .*none\.gguf"):
         measure_memory(plan)
 

@@ -10,12 +10,12 @@ import pytest
 from c_paths import C_PATHS, HEAD_DIMS, c_backend, library
 from test_iq4_nl_search import blocks
 
+from tqgguf.conversion.row_encoding import in_numpy
 from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
 from tqgguf.formats.blocks.codec import Codec, resolve_codec
-from tqgguf.formats.conversion.row_encoding import in_numpy
 from tqgguf.formats.errors import EncodeError, RequestError
-from tqgguf.runtime.conversion.encode_rows import row_encoder
 from tqgguf.runtime.kv.pages import PAGE
+from tqgguf.runtime.native.encode_rows import row_encoder
 
 BLOCK_TYPE_NAMES = [t for t in CACHE_TYPE_NAMES if t not in ("f32", "f16", "bf16")]
 ENCODED = ("turbo4", "turbo3", "turbo2", "q8_0", "q4_0")

@@ -70,6 +70,15 @@ def test_a_document_is_kept_compressed_unless_other_types_are_named(
     assert call(capsys, "info", str(cache))[1].count(kept) >= 1
 
 
+def test_an_older_file_of_that_name_is_replaced_with_a_word(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, cache = write_tiny(tmp_path / "m.gguf", TinyModel()), tmp_path / "cache.gguf"
+    told = f"tqgguf: {cache}: the older prompt cache of that name is replaced\n"
+    cache.write_bytes(b"")  # as a shell's redirection leaves it
+    for is_told in (False, True):
+        status, _, err = call(capsys, "save", str(cache), "-m", str(model), "-p", DOCUMENT[:300])
+        assert (status, told in err) == (0, is_told)
+
+
 def test_without_a_template_the_text_goes_on_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, cache = write_tiny(tmp_path / "m.gguf", TinyModel(with_chat_template=False)), tmp_path / "cache.gguf"
     flags = ("-m", str(model))

@@ -11,6 +11,7 @@ import pytest
 from calibrations import LLAMA, made
 from tiny_models import write_tiny
 
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
 from tqgguf.formats.models.calibration import Calibration, write_calibration
 from tqgguf.formats.models.calibration_files import beside, cache_folder, cached
@@ -18,6 +19,7 @@ from tqgguf.formats.models.fingerprint import Fingerprint
 from tqgguf.runtime.models.calibration_choice import AUTO, OFF, choose_calibration
 from tqgguf.runtime.models.load import OpenModel, open_model
 
+TURBO = [CacheSpec(), CacheSpec("turbo4", "turbo3")]
 pytestmark = pytest.mark.usefixtures("cache_home")
 
 
@@ -67,27 +69,27 @@ def value_of(scales: Any) -> float:
 
 
 def test_auto_looks_beside_the_model_then_in_the_cache_folder(opened: OpenModel) -> None:
-    assert choose_calibration(opened, AUTO, True).channel_scales is None
+    assert choose_calibration(opened, AUTO, TURBO).channel_scales is None
     in_cache = put(cached(opened.fingerprint), fitting(opened, 2.0))
-    found = choose_calibration(opened, AUTO, True)
+    found = choose_calibration(opened, AUTO, TURBO)
     assert (found.path, found.notices) == (str(in_cache), ())
     assert value_of(found.channel_scales) == 2.0
     near = put(beside(opened.path), fitting(opened, 3.0))
-    found = choose_calibration(opened, AUTO, True)
+    found = choose_calibration(opened, AUTO, TURBO)
     assert (found.path, value_of(found.channel_scales)) == (str(near), 3.0)
-    assert choose_calibration(opened, OFF, True).channel_scales is None
+    assert choose_calibration(opened, OFF, TURBO).channel_scales is None
 
 
 def test_auto_leaves_what_does_not_fit_with_a_notice_and_looks_on(opened: OpenModel) -> None:
     near = put(beside(opened.path), made())
-    found = choose_calibration(opened, AUTO, True)
+    found = choose_calibration(opened, AUTO, TURBO)
     assert found.channel_scales is None
     (notice,) = found.notices
     assert notice.startswith(f"{near}: made for another model ('a model'): other weights and hyperparameters")
     assert notice.endswith("; left aside")
     near.write_bytes(b"GGUF")
     put(cached(opened.fingerprint), fitting(opened, 2.0))
-    found = choose_calibration(opened, AUTO, True)
+    found = choose_calibration(opened, AUTO, TURBO)
     assert value_of(found.channel_scales) == 2.0
     assert len(found.notices) == 1
 
@@ -101,7 +103,7 @@ def test_a_named_sidecar_must_fit(opened: OpenModel, tmp_path: Path) -> None:
         (tmp_path / "none.gguf", TqggufError, 1),
     ):
         with pytest.raises(kind) as error:
-            choose_calibration(opened, str(path), True)
+            choose_calibration(opened, str(path), TURBO)
         assert error.value.exit_status == status
         assert str(path) in str(error.value)
 
@@ -113,17 +115,17 @@ def test_nothing_is_looked_for_and_no_model_hashed_without_need(
         raise AssertionError("the model was hashed")
 
     monkeypatch.setattr("tqgguf.runtime.models.load.fingerprint_gguf", never)
-    assert choose_calibration(opened, AUTO, True).notices == ()
+    assert choose_calibration(opened, AUTO, TURBO).notices == ()
     beside(opened.path).write_bytes(b"not even looked at")
-    for wanted, is_needed in ((AUTO, False), (OFF, False), (OFF, True)):
-        assert choose_calibration(opened, wanted, is_needed).notices == ()
-    unused = choose_calibration(opened, str(tmp_path / "none.gguf"), False)
+    for wanted, specs in ((AUTO, [CacheSpec()]), (OFF, [CacheSpec()]), (OFF, TURBO)):
+        assert choose_calibration(opened, wanted, specs).notices == ()
+    unused = choose_calibration(opened, str(tmp_path / "none.gguf"), [CacheSpec()])
     assert unused.notices == (f"--kv-calibration {tmp_path / 'none.gguf'}: no effect, no K is balanced in full",)
 
 
 def test_a_model_with_other_rope_parameters_takes_it_with_a_notice(opened: OpenModel, tmp_path: Path) -> None:
     path = put(tmp_path / "a.gguf", fitting(opened))
     stretched = open_model(opened.path, rope_freq_scale=0.5)
-    found = choose_calibration(stretched, str(path), True)
+    found = choose_calibration(stretched, str(path), TURBO)
     assert found.notices == (f"{path}: made with other RoPE parameters; used all the same",)
     assert found.channel_scales is not None

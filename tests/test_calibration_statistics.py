@@ -15,8 +15,8 @@ from tiny_folders import write_folder
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.formats.errors import EncodeError, RequestError
-from tqgguf.runtime.evaluation.calibration_statistics import calibrate
-from tqgguf.runtime.evaluation.compare import spread
+from tqgguf.measuring.evaluation.calibration_statistics import calibrate
+from tqgguf.measuring.evaluation.compare import spread
 from tqgguf.runtime.models.load import open_model
 from tqgguf.runtime.models.loaded_model import LoadedModel
 

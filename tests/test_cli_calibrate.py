@@ -25,7 +25,7 @@ from tqgguf.cli import calibrate_command
 from tqgguf.cli.main import main
 from tqgguf.formats.models.calibration import read_calibration, write_calibration
 from tqgguf.formats.models.calibration_files import SUFFIX
-from tqgguf.runtime.evaluation.calibration_statistics import calibrate
+from tqgguf.measuring.evaluation.calibration_statistics import calibrate
 from tqgguf.runtime.models.load import open_model
 
 pytestmark = pytest.mark.usefixtures("cache_home")

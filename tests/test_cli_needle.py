@@ -20,7 +20,7 @@ from tqgguf.cli import main as program
 from tqgguf.cli import needle_command
 from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.main import main
-from tqgguf.runtime.evaluation import needle
+from tqgguf.measuring.evaluation import needle
 
 SENTENCE = "The cat sat on a mat and then went to bed for another day in town. "
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tiny_models import TinyModel, model_tensors, write_tiny
 
-from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation.caches import CacheOptions, candidate, reference
-from tqgguf.runtime.evaluation.compare import Evaluation, Plan
+from tqgguf.measuring.cache_pairs import parse_pairs
+from tqgguf.measuring.evaluation.caches import CacheOptions, candidate, reference
+from tqgguf.measuring.evaluation.compare import Evaluation, Plan
 from tqgguf.runtime.models.load import LoadedModel, open_model
 
 N_CTX = 1024

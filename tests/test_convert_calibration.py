@@ -16,6 +16,7 @@ from tiny_models import write_tiny
 
 from tqgguf.cli.main import main
 from tqgguf.formats.blocks.balance import RopeLayout
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.models.belonging import ModelIdentity
 from tqgguf.formats.models.calibration import Calibration, read_calibration, write_calibration
 from tqgguf.formats.models.calibration_files import cached
@@ -51,7 +52,7 @@ def calibration_of(model: str, value: float = 2.0) -> Calibration:
 
 
 def found_for(model: str) -> tuple[str | None, tuple[str, ...]]:
-    found = choose_calibration(open_model(model), AUTO, True)
+    found = choose_calibration(open_model(model), AUTO, [CacheSpec("turbo4", "turbo3")])
     return found.path, found.notices
 
 

@@ -20,10 +20,10 @@ from tiny_folders import byte_level, write_json
 from tokenizers import Regex, pre_tokenizers
 
 from tqgguf.cli.main import main
-from tqgguf.formats.conversion.sentencepiece_model import PieceType, read_pieces
+from tqgguf.conversion.hf_vocabulary import find_pretokenizer
+from tqgguf.conversion.sentencepiece_model import PieceType, read_pieces
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf.reader import open_gguf
-from tqgguf.runtime.conversion.hf_vocabulary import find_pretokenizer
 from tqgguf.runtime.models.load import open_model
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "converted_checkpoints.json").read_text())

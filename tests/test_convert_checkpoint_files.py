@@ -13,7 +13,7 @@ from tiny_checkpoints import CASES, checkpoint_tensors, write_checkpoint, write_
 from tiny_folders import write_json
 
 from tqgguf.cli.main import main
-from tqgguf.formats.conversion.files import judge_planned
+from tqgguf.conversion.files import judge_planned
 from tqgguf.formats.errors import FormatError
 from tqgguf.formats.gguf.write import text_entry, u32_entry
 

@@ -17,9 +17,9 @@ from gguf_builder import F32, I32, Tensor, Typed
 from tiny_models import CHAT_TEMPLATE, TinyModel, model_metadata, model_tensors, write_tiny
 
 from tqgguf.cli.main import main
+from tqgguf.conversion.tokenizer_write import _implied_merges, tokenizer_backend
 from tqgguf.formats.errors import UnsupportedModelError
 from tqgguf.formats.models.vocabulary import Vocabulary, read_vocabulary
-from tqgguf.runtime.conversion.tokenizer_write import _implied_merges, tokenizer_backend
 from tqgguf.runtime.models.load import open_model
 from tqgguf.text.gguf_tokenizer import load_tokenizer
 

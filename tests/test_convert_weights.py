@@ -15,11 +15,11 @@ from gguf_builder import F32, I8, STRING, U8, Typed, build_gguf, quantised, writ
 from tiny_models import TinyModel, model_metadata, model_tensors, write_tiny
 
 from tqgguf.cli.main import main
-from tqgguf.formats.conversion.files import write_plan
-from tqgguf.formats.conversion.gguf_to_gguf import STEPS_KEY, plan_gguf
-from tqgguf.formats.conversion.weight_rules import FILE_TYPES, ModelFacts, choose
+from tqgguf.conversion.files import write_plan
+from tqgguf.conversion.gguf_to_gguf import STEPS_KEY, plan_gguf
+from tqgguf.conversion.weight_rules import FILE_TYPES, ModelFacts, choose
 from tqgguf.formats.gguf.reader import TensorInfo, open_gguf
-from tqgguf.runtime.conversion.encode_rows import row_encoder
+from tqgguf.runtime.native.encode_rows import row_encoder
 
 ODD: dict[str, Any] = {
     "general.alignment": 64,

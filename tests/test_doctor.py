@@ -19,10 +19,10 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
+from tqgguf.measuring.evaluation.examination import OTHER_TYPES, TYPES, proposable_types
+from tqgguf.measuring.evaluation.sensitivity import measure_sensitivity
 from tqgguf.runtime.attention.steps import SequenceStep
 from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
-from tqgguf.runtime.evaluation.examination import OTHER_TYPES, TYPES, proposable_types
-from tqgguf.runtime.evaluation.sensitivity import measure_sensitivity
 from tqgguf.runtime.models.load import open_model
 
 QWEN2 = TinyModel("qwen2", rope_base=1e6, seed=6)

@@ -16,11 +16,11 @@ from tiny_models import TinyModel, write_tiny
 
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.cache_pairs import CachePair, parse_pairs
-from tqgguf.runtime.evaluation.caches import PLAIN_OPTIONS, CacheOptions, Candidate, candidate, reference
-from tqgguf.runtime.evaluation.compare import Evaluation, Plan, cut_windows
-from tqgguf.runtime.evaluation.scores import ReferenceRows, TokenScores
-from tqgguf.runtime.evaluation.statistics import by_position, kld_profile, position_ranges, statistics
+from tqgguf.measuring.cache_pairs import CachePair, parse_pairs
+from tqgguf.measuring.evaluation.caches import PLAIN_OPTIONS, CacheOptions, Candidate, candidate, reference
+from tqgguf.measuring.evaluation.compare import Evaluation, Plan, cut_windows
+from tqgguf.measuring.evaluation.scores import ReferenceRows, TokenScores
+from tqgguf.measuring.evaluation.statistics import by_position, kld_profile, position_ranges, statistics
 from tqgguf.runtime.generation.session import Session
 from tqgguf.runtime.models.load import LoadedModel, open_model
 from tqgguf.texts import default_text

@@ -15,12 +15,12 @@ from tiny_checkpoints import CASES, checkpoint_tensors, write_checkpoint, write_
 from tiny_folders import SIZES, write_folder, write_json
 
 from tqgguf.cli.main import main
+from tqgguf.conversion.hf_convert import plan_checkpoint
 from tqgguf.formats.errors import FormatError, TqggufError, UnsupportedModelError
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.inspection.folder import inspect_folder
 from tqgguf.formats.models.folder_files import FILES
 from tqgguf.formats.models.folder_keys import FAMILIES, KEYS
-from tqgguf.runtime.conversion.hf_convert import plan_checkpoint
 from tqgguf.runtime.models.load import open_model
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -252,7 +252,7 @@ def test_weights_are_no_prompt_cache(tmp_path: Path, capsys: pytest.CaptureFixtu
         (b"", "found an empty file"),
         (
             b"root:x:0:0",
-            "expected a GGUF (a model or any shard of one, a snapshot, a calibration), a llama.cpp session",
+            "expected a GGUF (a model or any shard of one, a prompt cache, a calibration), a llama.cpp session",
         ),
         (b"<!DOCTYPE html><html>", "found an HTML page"),
         (b"GGUF\3\0\0\0" + b"\xff" * 16, "the tensor count"),

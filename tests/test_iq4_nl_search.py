@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 import pytest
 
+from tqgguf.conversion.iq4_nl_search import encode_searched
+from tqgguf.conversion.row_encoding import in_numpy
 from tqgguf.formats.blocks.codec import make_codec
-from tqgguf.formats.conversion.iq4_nl_search import encode_searched
-from tqgguf.formats.conversion.row_encoding import in_numpy
 from tqgguf.formats.errors import EncodeError
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "iq4_nl_searched.json").read_text())["blocks"]

@@ -62,6 +62,11 @@ def test_a_batch_equals_float64_attention(type_k: str, type_v: str, head_dim: in
     assert failures(selftest.batch_cases(backend(), head_dim, type_k, type_v)) == []
 
 
+@pytest.mark.parametrize(("type_k", "type_v", "head_dim"), [("f16", "f16", 128), ("f16", "turbo3", 64)])
+def test_a_compiled_step_equals_float64_attention(type_k: str, type_v: str, head_dim: int) -> None:
+    assert failures(selftest.compiled_cases(backend(), head_dim, type_k, type_v)) == []
+
+
 @pytest.mark.parametrize("head_dim", [96])
 def test_pages_are_encoded_and_decoded_as_numpy_does(head_dim: int) -> None:
     assert failures(selftest.codec_cases(backend(), head_dim)) == []

@@ -12,12 +12,13 @@ import pytest
 import typer
 
 from tqgguf.cli.arguments import sort_arguments
-from tqgguf.cli.llama_flags import FLAGS
+from tqgguf.cli.llama_flags import flags_of
 from tqgguf.cli.other_flags import BUILT_IN_TEMPLATES, ELSEWHERE
 from tqgguf.cli.program import app
 from tqgguf.cli.run import request_from
 from tqgguf.formats.errors import RequestError
 
+FLAGS = flags_of("run")
 REPOSITORY = Path(__file__).parent.parent
 RECORDED = [
     line
@@ -26,6 +27,7 @@ RECORDED = [
 ]
 FLAG = re.compile(r"(?<![\w/.|<%{\]-])(--[a-z][a-z0-9-]*[a-z0-9]|-[a-z]{1,5})(?![\w(.*]|-(?=\w))")
 OTHERS = {
+    *("--device-as-default-execution-space", "--gpu-architecture", "--include-path"),  # NVRTC's
     # of commands that documents show: pip, make's pytest, git, mlx-lm, and flags of llama.cpp that a reason names
     "--no-deps", "--editable", "--extra", "--pre", "-k", "-x", "-m",
     "--prompt-cache-file", "--max-tokens", "--kv-bits", "--load-mode", "--ctx-size-draft",

@@ -18,8 +18,8 @@ from tiny_checkpoints import CASES, write_checkpoint
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.main import main
+from tqgguf.conversion.weight_rules import FILE_TYPES
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
-from tqgguf.formats.conversion.weight_rules import FILE_TYPES
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.runtime.models.load import embedded_model
 from tqgguf.texts import default_text

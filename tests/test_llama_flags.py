@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from tqgguf.cli import flag_table
 from tqgguf.cli.arguments import sort_arguments
-from tqgguf.cli.llama_flags import FLAGS, LLAMA_FLAGS, OUR_FLAGS, Fate, Flag
+from tqgguf.cli.flag_table import ranges_of, rows_of
+from tqgguf.cli.flags import Fate, Flag, row
+from tqgguf.cli.llama_flags import OLDER_FLAGS, flags_of
 from tqgguf.cli.program import app
+from tqgguf.cli.ranges import check_ranges
+from tqgguf.cli.verb import VerbCommand, takes_flags
 from tqgguf.formats.errors import RequestError
 
 RECORDED = [
@@ -19,12 +26,14 @@ RECORDED = [
     for line in (Path(__file__).parent / "data" / "llama_completion_flags.txt").read_text().splitlines()
     if not line.startswith("#")
 ]
+FLAGS = flags_of("run")
 ROWS = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
+VERBS = ("run", "eval", "calibrate", "doctor", "bench", "plan")
 SAMPLE = {"text": "x", "integer": "7", "tokens": "7", "number": "0.25"}
 
 
-def options_of_run() -> list[Any]:
-    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+def options_of(verb: str) -> list[Any]:
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
     return command.get_params(typer.Context(command, **command.context_settings))  # type: ignore[arg-type]
 
 
@@ -50,21 +59,66 @@ def test_every_flag_of_llama_completion_has_its_spellings_values_and_variable(
 
 def test_the_table_holds_nothing_that_llama_completion_does_not_have() -> None:
     recorded = {s for spelled, *_ in RECORDED for s in spelled.split() if s != "/"}
-    assert {s for flag in LLAMA_FLAGS for s in flag.spellings} == recorded
-    assert all(flag.ours for flag in OUR_FLAGS) and not any(flag.ours for flag in LLAMA_FLAGS)
+    theirs = [flag for flag in FLAGS if not flag.ours and flag not in OLDER_FLAGS]
+    assert {s for flag in theirs for s in flag.spellings} == recorded
+    assert recorded.isdisjoint(s for flag in FLAGS if flag.ours for s in flag.spellings)
 
 
-def test_the_implemented_rows_are_the_options_of_run() -> None:
-    declared = {(frozenset(option.opts), frozenset(option.secondary_opts)) for option in options_of_run()}
-    implemented = {
-        (frozenset(flag.names), frozenset(flag.negatives)) for flag in FLAGS if flag.fate is Fate.IMPLEMENTED
-    }
-    assert declared == implemented
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_implemented_rows_are_the_options_of_their_verb(verb: str) -> None:
+    declared = {(frozenset(option.opts), frozenset(option.secondary_opts)) for option in options_of(verb)}
+    implemented = [flag for flag in flags_of(verb) if flag.fate is Fate.IMPLEMENTED]
+    assert declared == {(frozenset(flag.names), frozenset(flag.negatives)) for flag in implemented}
+    rows = {spelling: flag for flag in implemented for spelling in flag.spellings}
+    for option in options_of(verb):
+        assert option.is_flag == (not rows[option.opts[0]].takes), option.opts
 
 
-def test_options_take_values_where_their_rows_do() -> None:
-    for option in options_of_run():
-        assert option.is_flag == (not ROWS[option.opts[0]].takes), option.opts
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_spelling_of_a_verb_stands_in_two_of_its_own_rows(verb: str) -> None:
+    assert [s for s, n in Counter(s for flag in rows_of(verb) for s in flag.spellings).items() if n > 1] == []
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    n_probes: int = 2
+
+    def __post_init__(self) -> None:
+        check_ranges(self, ranges_of("probe"))
+
+
+def test_a_new_flag_is_one_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    new = row(
+        Fate.IMPLEMENTED, "How often to probe.", "-pr --probes", "tokens", env="PROBES", verbs="probe",
+        field="n_probes", heading="Probing", lowest=1, highest=4096,
+    )  # fmt: skip
+    asks_for_help = row(Fate.IMPLEMENTED, "", "-h --help --usage", verbs="probe")
+    monkeypatch.setattr(flag_table, "TABLE", (*flag_table.TABLE, new, asks_for_help))
+    made: list[ProbeRequest] = []
+
+    class ProbeCommand(VerbCommand):
+        verb = "probe"
+        examples = ()
+
+    @takes_flags("probe", ProbeRequest())
+    def probe(ctx: typer.Context, **values: Any) -> None:
+        made.append(ProbeRequest(**values))
+
+    program = typer.Typer(add_completion=False, rich_markup_mode=None)
+    program.command("probe", cls=ProbeCommand)(probe)
+    command = typer.main.get_command(program)
+    for argv, expected in (([], 2), (["-pr", "1k"], 1024), (["--probes=7", "-ngl", "9"], 7)):
+        command.main(argv, prog_name="tqgguf probe", standalone_mode=False)
+        assert made.pop() == ProbeRequest(expected)
+    monkeypatch.setenv("LLAMA_ARG_PROBES", "9")
+    command.main([], prog_name="tqgguf probe", standalone_mode=False)
+    assert made.pop() == ProbeRequest(9)
+    with pytest.raises(RequestError, match=r"^-pr: expected a number from 1 to 4096, found 5000$"):
+        command.main(["--probes", "5000"], prog_name="tqgguf probe", standalone_mode=False)
+    with pytest.raises(RequestError, match="-pr: expected a whole number, found 'x'"):
+        command.main(["-pr", "x"], prog_name="tqgguf probe", standalone_mode=False)
+    command.main(["--help"], prog_name="tqgguf probe", standalone_mode=False)
+    assert re.search(r"Probing:\n +-pr, --probes N +How often to probe\. +\[default: 2\]", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)

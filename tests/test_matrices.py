@@ -165,4 +165,4 @@ def test_simdgroups_of_a_product_have_something_to_do(family: str) -> None:
     for n_tiles, n_steps, steps in ((1, 1, 1), (256, 64, 4), (8016, 64, 4), (256, 224, 2)):
         walk = product_walk(FAMILIES[family], (n_tiles, n_steps), steps, gated=False)
         assert walk.simdgroups * walk.steps <= n_steps
-        assert walk.simdgroups <= FAMILIES[family].product_simdgroups[1]
+        assert walk.simdgroups <= FAMILIES[family].product_simdgroups[2]

@@ -13,7 +13,7 @@ from tiny_models import TinyModel, write_tiny
 
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.needle import (
+from tqgguf.measuring.evaluation.needle import (
     ANSWER_TOKENS,
     COMPLETION,
     QUESTION,

@@ -25,11 +25,11 @@ from tqgguf.formats.blocks.balance import (
     summed_queries,
 )
 from tqgguf.formats.blocks.codec import resolve_codec
+from tqgguf.measuring.evaluation.calibration_statistics import calibrate
 from tqgguf.runtime.attention import hook
 from tqgguf.runtime.attention.backend import Backend, MlxBackend, NumpyBackend
 from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
-from tqgguf.runtime.evaluation.calibration_statistics import calibrate
 from tqgguf.runtime.models.load import open_model
 
 HEADS, GROUP, DIM, PREFIX = 2, 3, 64, 4

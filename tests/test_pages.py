@@ -24,14 +24,14 @@ from tqgguf.formats.blocks.bits_per_value import StoredBits
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import LayerShape
+from tqgguf.measuring.evaluation.caches import Candidate
+from tqgguf.measuring.evaluation.compare import Result
+from tqgguf.measuring.evaluation.dominance import better_one, is_clearly_less, judged
+from tqgguf.measuring.evaluation.examination import Examination, Proposal
+from tqgguf.measuring.evaluation.recommendation import Budget, Recommendation
+from tqgguf.measuring.evaluation.sensitivity import LayerSensitivity
+from tqgguf.measuring.evaluation.statistics import Statistics
 from tqgguf.runtime.attention.reads import Reads
-from tqgguf.runtime.evaluation.caches import Candidate
-from tqgguf.runtime.evaluation.compare import Result
-from tqgguf.runtime.evaluation.dominance import better_one, is_clearly_less, judged
-from tqgguf.runtime.evaluation.examination import Examination, Proposal
-from tqgguf.runtime.evaluation.recommendation import Budget, Recommendation
-from tqgguf.runtime.evaluation.sensitivity import LayerSensitivity
-from tqgguf.runtime.evaluation.statistics import Statistics
 
 LOGGED = {
     "smollm2": {

@@ -9,7 +9,7 @@ import pytest
 from tqgguf.formats.blocks.bits_per_value import bits_per_value
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import LayerShape
-from tqgguf.runtime.evaluation.recommendation import (
+from tqgguf.measuring.evaluation.recommendation import (
     Budget,
     best_by_layer,
     best_uniform,

@@ -13,14 +13,12 @@ from tiny_models import TinyModel, write_tiny
 from tqgguf.formats.blocks.codec import resolve_codec
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.attention import hook
-from tqgguf.runtime.attention.reads import Usage
-from tqgguf.runtime.evaluation.cache_pairs import parse_pairs
-from tqgguf.runtime.evaluation.caches import CacheOptions, Candidate, candidate, reference
-from tqgguf.runtime.evaluation.compare import Evaluation, Plan
-from tqgguf.runtime.evaluation.fake_quantise import _random_matrices, bits_per_value, decoded
-from tqgguf.runtime.evaluation.simulated_cache import SimulatedCache, charged_bits, simulated
-from tqgguf.runtime.evaluation.simulated_schemes import (
+from tqgguf.measuring.cache_pairs import parse_pairs
+from tqgguf.measuring.evaluation.caches import CacheOptions, Candidate, candidate, reference
+from tqgguf.measuring.evaluation.compare import Evaluation, Plan
+from tqgguf.measuring.imitations.fake_quantise import _random_matrices, bits_per_value, decoded
+from tqgguf.measuring.imitations.simulated_cache import SimulatedCache, charged_bits, simulated
+from tqgguf.measuring.imitations.simulated_schemes import (
     SCHEMES,
     Blocks,
     ExactKeys,
@@ -33,6 +31,8 @@ from tqgguf.runtime.evaluation.simulated_schemes import (
     SignSketch,
     variant,
 )
+from tqgguf.runtime.attention import hook
+from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.models.load import LoadedModel, open_model
 
 HEADS, DIM = 2, 64

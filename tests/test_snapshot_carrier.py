@@ -18,9 +18,14 @@ from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.errors import FormatError, RequestError, TqggufError
+from tqgguf.formats.snapshots.parts import PART_NAMES
 from tqgguf.formats.snapshots.read import open_snapshot
 from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot
 from tqgguf.formats.snapshots.write import write_snapshot
+
+
+def test_every_array_of_a_side_but_its_rows_is_in_the_table_of_parts() -> None:
+    assert tuple(field.name for field in fields(SideSnapshot)) == ("codec", "rows", *PART_NAMES)
 
 
 def assert_same(found: Any, expected: Any, where: str = "") -> None:
@@ -223,7 +228,9 @@ def test_other_files_are_no_snapshots(tmp_path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-    with pytest.raises(FormatError, match=r"expected general\.type kv-snapshot, found 'model': this is no snapshot"):
+    with pytest.raises(
+        FormatError, match=r"expected general\.type kv-snapshot, found 'model': this is no prompt cache"
+    ):
         open_snapshot(path)
 
 

@@ -218,7 +218,7 @@ def test_a_snapshot_in_two_files_is_refused_whichever_is_named(tmp_path: Path) -
 
     for path in (split_snapshot(tmp_path).write(tmp_path), tmp_path / "s-00002-of-00002.gguf"):
         assert [defect.rule.id for defect in defects(path)] == ["TQ315"]
-        with pytest.raises(DefectError, match="expected a snapshot in one file, found 2 shards"):
+        with pytest.raises(DefectError, match="expected a prompt cache in one file, found 2 shards"):
             open_snapshot(path)
 
 

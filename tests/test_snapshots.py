@@ -239,7 +239,9 @@ def test_caches_of_other_kinds_cannot_be_saved(models: dict[str, LoadedModel]) -
     made.prefill(TOKENS[:10])
     made.cache[1] = KVCache()
     made.cache[1].update_and_fetch(mx.zeros((1, 2, 3, 64)), mx.zeros((1, 2, 3, 64)))
-    with pytest.raises(RequestError, match="layer 1: its cache is a KVCache, which a snapshot cannot hold"):
+    with pytest.raises(
+        RequestError, match="layer 1: its cache is a KVCache, which a prompt cache in a file cannot hold"
+    ):
         made.snapshot()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +11,13 @@ import venv
 from pathlib import Path
 
 import pytest
+from snapshots import make_snapshot
+from tiny_checkpoints import CASES, write_checkpoint
+from tiny_models import TinyModel, write_tiny
 
+from tqgguf.cli.verbs import VERBS
 from tqgguf.formats.missing_mlx import how_to_install
+from tqgguf.formats.snapshots.write import write_snapshot
 
 REPOSITORY = Path(__file__).parent.parent
 REFUSE_MLX = """
@@ -85,6 +91,42 @@ def test_version_and_help_need_no_mlx(argv: tuple[str, ...]) -> None:
     done = python(REFUSE_MLX + COMMAND_LINE, *argv)
     assert (done.returncode, done.stderr) == (0, "")
     assert "tqgguf" in done.stdout
+
+
+WITHOUT_MLX = """
+import json, pathlib, sys
+from tqgguf.cli.main import main
+maps = pathlib.Path("/proc/self/maps")
+for argv in json.loads(sys.argv[1]):
+    assert main(argv) == 0, argv
+    assert not {"mlx", "mlx_lm", "tqgguf.runtime"} & set(sys.modules), argv
+    if maps.exists():  # numpy has a BLAS of its own, under another name
+        assert "openblas32" not in maps.read_text(), argv
+print("all of them")
+"""
+
+
+def test_what_needs_no_mlx_brings_neither_mlx_nor_a_blas(tmp_path: Path) -> None:
+    model = str(write_tiny(tmp_path / "m.gguf", TinyModel()))
+    cache, other = str(tmp_path / "c.kv"), str(tmp_path / "other.gguf")
+    checkpoint = str(write_checkpoint(tmp_path / "checkpoint", CASES["llama"]))
+    write_snapshot(cache, make_snapshot(200))
+    verbs = [
+        ["validate", model, cache],
+        ["inspect", model],
+        ["inspect", cache, "--json"],
+        ["cache", "info", cache],
+        ["plan", "-m", model, "--memory", "1G"],
+        ["plan", "-m", model, "--memory", "1G", "--cache-types", "q8_0/turbo3@plain"],
+        ["convert", cache, other, "--requantise", "-ctk", "q8_0"],
+        ["convert", model, str(tmp_path / "q8_0.gguf"), "--type", "q8_0", "--dry-run"],
+        ["convert", checkpoint, str(tmp_path / "hf.gguf"), "--dry-run"],
+        ["--help"],
+        *([verb, "--help"] for verb in VERBS if verb != "cache"),
+        *(["cache", verb, "--help"] for verb in ("save", "restore", "info")),
+    ]
+    done = python(WITHOUT_MLX, json.dumps(verbs))
+    assert (done.stdout.splitlines()[-1:], done.returncode) == (["all of them"], 0), done.stderr
 
 
 def test_another_missing_module_is_not_mistaken_for_mlx() -> None:

@@ -48,6 +48,7 @@ using namespace metal;
 
 namespace tq {
 uint pack_halves(float, float);
+uint pack_bfloats(float, float);
 uint low_halves(uint, uint);
 uint high_halves(uint, uint);
 uint double_bytes(uint);

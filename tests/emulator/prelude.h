@@ -18,6 +18,9 @@ inline float half_from_bits(uint bits) {
   return float(h);
 }
 inline uint pack_halves(float low, float high) { return uint(bits_of_half(low)) | uint(bits_of_half(high)) << 16; }
+inline uint pack_bfloats(float low, float high) {
+  return uint(as_type<uint16_t>(bfloat(low))) | uint(as_type<uint16_t>(bfloat(high))) << 16;
+}
 inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
 inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
 inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0xffu) * 0x01010000u; }

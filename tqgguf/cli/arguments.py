@@ -1,4 +1,4 @@
-"""Backend an argument vector as llama-completion does, by the table in `llama_flags`.
+"""Backend an argument vector as llama-completion does, by the tables in `flag_table` and `llama_flags`.
 
 What comes out is an argument vector for typer that holds implemented flags only, each under its first long spelling,
 with the environment folded in. Accepted flags have become notices; refused, unknown and misspelled ones are errors.
@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tqgguf.cli.llama_flags import FLAGS, SWITCH, SWITCH_OR_AUTO, Fate, Flag
+from tqgguf.cli.flags import SWITCH, SWITCH_OR_AUTO, Fate, Flag
+from tqgguf.cli.llama_flags import flags_of
 from tqgguf.cli.other_flags import ELSEWHERE
 from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.quantities import parse_count
@@ -24,8 +25,8 @@ _OFF = ("off", "disabled", "false", "0")
 _AUTO = ("auto", "-1")
 _ENDS_PARSING = ("--help", "--version")
 _STDIN = "-"
-_ALL = frozenset(spelling for flag in FLAGS for spelling in flag.spellings)
-"""Every spelling that some verb knows."""
+_ALL = frozenset(spelling for flag in flags_of("run") for spelling in flag.spellings)
+"""Every spelling that `run` knows."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,16 @@ class _Given:
 
 
 def sort_arguments(
-    argv: Iterable[str], env: Mapping[str, str], flags: Sequence[Flag] = FLAGS, verb: str = "run"
+    argv: Iterable[str], env: Mapping[str, str], flags: Sequence[Flag] | None = None, verb: str = "run"
 ) -> SortedArguments:
-    """Sort `argv` (without the program's and the verb's name) by what becomes of each flag of the verb's table.
+    """Sort `argv` (without the program's and the verb's name) by what becomes of each flag of the verb, or of `flags`.
 
     As in llama.cpp: a flag takes the next arguments whatever they look like, underscores in long names count as dashes,
     the last of several occurrences counts, the command line overrides `LLAMA_ARG_*` variables. Beyond it:
     `name=value`, and a lone `-` for `--file -`. RequestError with a message for each refused or unknown flag, missing
     value and value of another kind.
     """
-    words, problems = tuple(argv), Problems()
+    words, problems, flags = tuple(argv), Problems(), flags_of(verb) if flags is None else flags
     on_line = list(_occurrences(list(words), flags, verb, problems))
     if on_line and on_line[-1].flag.name in _ENDS_PARSING:
         return SortedArguments([on_line[-1].flag.name], (), frozenset())

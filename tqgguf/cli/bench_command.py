@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tqgguf.cli import bench_table
 from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.bench_request import BenchRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.json_text import json_text
-from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import asked_model, calibrated, chunk_of, load, measured_text
 from tqgguf.cli.page import report_folder, write_texts
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.bench_record import BenchRecord
 from tqgguf.formats.cores import cores
 from tqgguf.formats.errors import RequestError, TqggufError
 from tqgguf.formats.planning.machine_memory import machine_bytes
-from tqgguf.runtime.bench.match import PROMPT_TOKENS, measure_matches
-from tqgguf.runtime.bench.memory import MemoryPlan, measure_memory
-from tqgguf.runtime.bench.modes import modes_of
-from tqgguf.runtime.bench.speed import SpeedPlan, measure_speeds
-from tqgguf.runtime.evaluation.cache_pairs import CachePair, parse_pairs
-from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
-from tqgguf.runtime.evaluation.compare import cut_windows, spread
-from tqgguf.runtime.models.calibration_choice import choose_calibration
+from tqgguf.measuring.bench.match import PROMPT_TOKENS, measure_matches
+from tqgguf.measuring.bench.memory import MemoryPlan, measure_memory
+from tqgguf.measuring.bench.modes import modes_of
+from tqgguf.measuring.bench.speed import SpeedPlan, measure_speeds
+from tqgguf.measuring.cache_pairs import CachePair, parse_pairs
+from tqgguf.measuring.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
+from tqgguf.measuring.evaluation.compare import cut_windows, spread
+from tqgguf.runtime.models.model_opening import open_asked
 
 PAGE_FILE, JSON_FILE, CSV_FILE = "bench.html", "bench.json", "bench.csv"
 
@@ -62,7 +64,8 @@ def bench(request: BenchRequest) -> int:
 class _Bench:
     def __init__(self, request: BenchRequest) -> None:
         self.request = request
-        self.opened = opened = open_requested(request)
+        self.opening = open_asked(asked_model(request, request.calibration))
+        self.opened = opened = self.opening.opened
         self.chunk = chunk_of(request)
         self.plan = SpeedPlan(
             request.prompt_list,
@@ -81,12 +84,10 @@ class _Bench:
         self.notes: list[str] = []
         self.layers = opened.config.layer_shapes()
         self.pairs = self._pairs()
-        is_needed = any(has_channel_scale(pair, len(self.layers), CacheOptions()) for pair in self.pairs)
-        chosen = choose_calibration(opened, request.calibration, is_needed)
-        for notice in chosen.notices:
-            say(notice)
-        self.options = CacheOptions(request.exact_first, request.balance, chosen.channel_scales)
-        self.modes = modes_of(self.pairs, self.layers, max(self.plan.n_ctx, 1), self.options)
+        options = CacheOptions(request.exact_first, request.balance)
+        chosen = calibrated(self.opening, specs_of(self.pairs, options))
+        options = replace(options, channel_scales=chosen.channel_scales)
+        self.modes = modes_of(self.pairs, self.layers, max(self.plan.n_ctx, 1), options)
         self.prompts, source = self._match_prompts()
         for warning in opened.tokenizer.warnings:
             say(warning)
@@ -154,7 +155,7 @@ class _Bench:
             try:
                 if not self.request.no_memory and self.plan.tests:
                     self._measure_memory(interrupt)
-                loaded = load(self.opened, self.request.threads, self.request.verbose)
+                loaded = load(self.opening, self.request.verbose)
                 line = ProgressLine("measuring", "tokens")
                 total = self.plan.n_tokens(len(self.modes))
                 total += len(self.modes) * len(self.prompts) * (PROMPT_TOKENS + self.request.n_match)
@@ -195,21 +196,18 @@ class _Bench:
         line = ProgressLine("measuring memory", "caches")
         longest = max(n for _, n in self.plan.tests)
         request = self.request
-        rope = {"rope_freq_base": request.rope_freq_base, "rope_freq_scale": request.rope_freq_scale}
+        asked = replace(self.opening.ask, path=str(self.opened.path))
         try:
             for i, pair in enumerate(self.pairs):
                 line.update(i, len(self.pairs))
                 plan = MemoryPlan(
-                    str(self.opened.path),
+                    asked,
                     pair.label,
                     [depth + longest for depth in self.plan.depths],
                     self.chunk,
                     request.seed,
-                    request.threads,
-                    request.calibration,
                     request.exact_first,
                     request.balance,
-                    rope,
                 )
                 try:
                     self.record.memories += measure_memory(plan)

@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
-from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
-from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges, whole_numbers
+from tqgguf.cli.flag_table import MOST_TOKENS, ranges_of
+from tqgguf.cli.ranges import check_ranges, whole_numbers
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs, requested_pairs
+from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs, requested_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK
-
-FORMS = ("table", "md", "csv", "json")
-MOST_TOKENS = 1 << 24
-_MOST_REPETITIONS, _MOST_PROMPTS = 1000, 1000
-
-_RANGES: Ranges = {
-    **{name: EVALUATING[name] for name in ("n_batch", "n_ubatch", "threads")},
-    "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
-    "repetitions": ("-r", 1, _MOST_REPETITIONS),
-    "n_match": ("--match", 0, MOST_TOKENS),
-    "n_match_prompts": ("--match-prompts", 1, _MOST_PROMPTS),
-    "seed": ("-s", 0, INT32 - _MOST_REPETITIONS),
-}
-_SHARED = {
-    "--help", "--version", "--model", "--file", "--batch-size", "--ubatch-size", "--threads", "--rope-scaling",
-    "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--kv-balance", "--cache-exact-first", "--kv-calibration",
-    "--seed", "--json", "--verbose", "--debug",
-}  # fmt: skip
-
-_own = partial(row, Fate.IMPLEMENTED, "", ours=True)
-
-BENCH_FLAGS: tuple[Flag, ...] = (
-    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
-    _own("-p --n-prompt", "text"),
-    _own("-n --n-gen", "text"),
-    _own("-d --n-depth", "text"),
-    _own("-r --repetitions", "integer"),
-    _own("-ctk --cache-type-k", "text"),
-    _own("-ctv --cache-type-v", "text"),
-    _own("--cache-types", "text"),
-    _own("--match", "tokens"),
-    _own("--match-prompts", "integer"),
-    _own("--no-memory"),
-    _own("-o --output", "|".join(FORMS)),
-    _own("--report", "file"),
-    _own("--compare", "file file"),
-)
 
 
 @dataclass(frozen=True)
@@ -92,7 +54,7 @@ class BenchRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_ranges(self, _RANGES)
+        check_ranges(self, ranges_of("bench"))
         if self.compare is not None:
             others = sorted(self.given - {"--compare", "--json", "--output", "--verbose", "--debug"})
             if others:
@@ -106,7 +68,7 @@ class BenchRequest:
 
     @property
     def form(self) -> str:
-        """One of FORMS."""
+        """One of OUTPUT_FORMS."""
         return "json" if self.json_output else self.output
 
     @property

@@ -13,7 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 from tqgguf.cli import options
-from tqgguf.cli.llama_flags import FLAGS, Fate, Flag
+from tqgguf.cli.flag_table import SAMPLING
+from tqgguf.cli.flags import Fate, Flag
+from tqgguf.cli.llama_flags import flags_of
 from tqgguf.cli.run import RunCommand, run, serve
 from tqgguf.cli.run_request import Purpose
 from tqgguf.cli.verb import OUTPUT, ExamplesCommand, need_no_blas, option, write_examples
@@ -25,7 +27,6 @@ INFO_EXAMPLE = "tqgguf cache info book.kv.gguf"
 EXAMPLES = (SAVE_EXAMPLE, RESTORE_EXAMPLE, INFO_EXAMPLE)
 
 _PROMPT_CACHE = frozenset({"--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro", "--prompt-cache-profile"})
-_PROMPT_CACHE_WRITTEN = frozenset({"--prompt-cache-all"})
 _CHATTING = frozenset({"--single-turn", "--multiline-input"})
 _ANSWERING = frozenset({"--predict", "--reverse-prompt", "--json", "--display-prompt", "--ignore-eos"})
 _DECIDED = frozenset({
@@ -36,15 +37,23 @@ _DECIDED = frozenset({
 
 _OUTPUT_NAMES = ("-o", "--output")
 _ASK_FOR_HELP = frozenset({"-h", "--help", "--usage", "--version"})
-_HIDDEN_HEADINGS = {"save": frozenset({"Sampling (as in llama.cpp)"}), "restore": frozenset()}
+_HIDDEN_HEADINGS = {"save": frozenset({SAMPLING}), "restore": frozenset()}
 
 
 class CacheCommand(RunCommand):
     """`run`'s command without the flags in `left_out`; the prompt cache comes first, or after -o."""
 
     left_out: ClassVar[frozenset[str]]
+    """Not shown by --help."""
+    taken: ClassVar[frozenset[str]] = frozenset()
+    """Of those, what the command line may hold all the same: this class puts it there, or it does no harm."""
     more: ClassVar[tuple[str, ...]] = ()
     """Flags that every call has."""
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        not_taken = self.left_out - self.taken
+        return tuple(f for f in flags_of(self.verb) if f.fate is not Fate.IMPLEMENTED or f.name not in not_taken)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not _ASK_FOR_HELP & set(args):
@@ -74,15 +83,11 @@ def _file_of(args: list[str], example: str) -> tuple[str, list[str]]:
     raise RequestError(f"expected the name of a prompt cache first, as in {example}, found {found}")
 
 
-def _flags_without(names: frozenset[str]) -> tuple[Flag, ...]:
-    return tuple(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name not in names)
-
-
 class SaveCommand(CacheCommand):
     """The file is written."""
 
     left_out = _PROMPT_CACHE | _CHATTING | _ANSWERING
-    flags = (*_flags_without(_PROMPT_CACHE | _CHATTING | _ANSWERING), *(f for f in FLAGS if f.name == "--prompt-cache"))
+    taken = frozenset({"--prompt-cache"})
     examples: ClassVar[Sequence[str]] = (SAVE_EXAMPLE,)
 
 
@@ -90,7 +95,7 @@ class RestoreCommand(CacheCommand):
     """The file is only read."""
 
     left_out = _PROMPT_CACHE - {"--prompt-cache-profile"} | _CHATTING | _DECIDED
-    flags = _flags_without(_PROMPT_CACHE_WRITTEN | _CHATTING | _DECIDED)
+    taken = frozenset({"--prompt-cache", "--prompt-cache-ro"})
     more = ("--prompt-cache-ro",)
     examples: ClassVar[Sequence[str]] = (RESTORE_EXAMPLE,)
 

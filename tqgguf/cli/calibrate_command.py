@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqgguf.cli.calibrate_request import CalibrateRequest
 from tqgguf.cli.interrupt import Interrupt
-from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import asked_model, chunk_of, load, measured_text
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
@@ -16,10 +16,11 @@ from tqgguf.formats.atomic import check_target
 from tqgguf.formats.models.calibration import Calibration, check_replaceable, write_calibration
 from tqgguf.formats.models.calibration_files import beside, cached, make_cache_folder
 from tqgguf.formats.models.config import resolve_context
-from tqgguf.runtime.evaluation.calibration_statistics import calibrate as calibrate_model
-from tqgguf.runtime.evaluation.compare import count_windows, cut_windows, spread
+from tqgguf.measuring.evaluation.calibration_statistics import calibrate as calibrate_model
+from tqgguf.measuring.evaluation.compare import count_windows, cut_windows, spread
 from tqgguf.runtime.models.load import OpenModel
 from tqgguf.runtime.models.mlx_folder import OpenFolder
+from tqgguf.runtime.models.model_opening import open_asked
 
 
 def calibrate(request: CalibrateRequest) -> int:
@@ -30,8 +31,8 @@ def calibrate(request: CalibrateRequest) -> int:
     for notice in request.notices:
         say(notice)
     text, source = measured_text(request.text_file)
-    opened = open_requested(request)
-    config = opened.config
+    opening = open_asked(asked_model(request))
+    opened, config = opening.opened, opening.opened.config
     for warning in opened.tokenizer.warnings:
         say(warning)
     path = _target(request, opened)
@@ -43,7 +44,7 @@ def calibrate(request: CalibrateRequest) -> int:
         say(f"--chunks {n_wanted}: {source} gives {count_windows(len(windows), n_ctx)}")
     windows = spread(windows, n_wanted)
     chunk = chunk_of(request)
-    loaded = load(opened, request.threads, request.verbose)
+    loaded = load(opening, request.verbose)
     say(f"text: {source}; {count_windows(len(windows), n_ctx)}")
     line = ProgressLine("calibrating", "tokens")
     started = time.perf_counter()

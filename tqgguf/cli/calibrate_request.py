@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
-from tqgguf.cli.ranges import EVALUATING, check_chunks, check_ranges
+from tqgguf.cli.flag_table import ranges_of
+from tqgguf.cli.ranges import check_chunks, check_ranges
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 from tqgguf.text.grid import DEFAULT_CHUNK
-
-_SHARED = {
-    "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
-    "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--verbose", "--debug",
-}  # fmt: skip
-_NO_CACHE = "a calibration serves every cache type, and is made with f16"
-
-CALIBRATE_FLAGS: tuple[Flag, ...] = (
-    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
-    row(Fate.IMPLEMENTED, "", "-o --output --output-file", "file", ours=True),
-    row(Fate.IMPLEMENTED, "", "--chunks", "integer", ours=True),
-    row(Fate.REFUSED, _NO_CACHE, "-ctk --cache-type-k", "text"),
-    row(Fate.REFUSED, _NO_CACHE, "-ctv --cache-type-v", "text"),
-)
 
 
 @dataclass(frozen=True)
@@ -52,7 +38,7 @@ class CalibrateRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_ranges(self, EVALUATING)
+        check_ranges(self, ranges_of("calibrate"))
         if 0 < self.n_ctx < PAGE_TOKENS:
             raise RequestError(f"-c: expected {PAGE_TOKENS} tokens or more, whole pages, found {self.n_ctx}")
         check_chunks(self.n_chunks)

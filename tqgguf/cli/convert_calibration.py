@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tqgguf.cli.progress import say
-from tqgguf.formats.conversion.calibration_carrying import carry_calibration, find_calibration
+from tqgguf.conversion.calibration_carrying import carry_calibration, find_calibration
 from tqgguf.formats.wording import readable
 
 

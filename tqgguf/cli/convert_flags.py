@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tqgguf.cli.convert_ends import CACHE_KINDS, End
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.ranges import INT32, Ranges, check_ranges
-from tqgguf.formats.conversion.weight_rules import FILE_TYPES
+from tqgguf.conversion.weight_rules import FILE_TYPES
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.wording import readable, shown
 

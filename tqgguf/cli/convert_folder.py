@@ -17,14 +17,14 @@ from tqgguf.formats.missing_mlx import needs_mlx
 from tqgguf.formats.wording import readable, shown
 
 if TYPE_CHECKING:
-    from tqgguf.runtime.conversion.mlx_folder_write import Written
+    from tqgguf.runtime.models.mlx_folder_write import Written
 
 
 def convert_to_folder(request: ConvertRequest) -> int:
     """Serve a request whose SRC is a GGUF and whose DST a folder; returns the exit status."""
     check_new_folder(request.target)
     with needs_mlx("a folder for mlx-lm"):
-        from tqgguf.runtime.conversion.mlx_folder_write import examine_mlx_folder, write_mlx_folder
+        from tqgguf.runtime.models.mlx_folder_write import examine_mlx_folder, write_mlx_folder
     line = BytesLine("converting")
     with open_gguf(request.source) as file:
         try:

@@ -13,10 +13,10 @@ from tqgguf.cli.figures import aligned, size
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.product import name_product
 from tqgguf.cli.progress import BytesLine, say
+from tqgguf.conversion.files import Plan, PlannedTensor, write_plan
+from tqgguf.conversion.gguf_to_gguf import plan_gguf
+from tqgguf.conversion.weight_rules import summary
 from tqgguf.formats.atomic import check_target
-from tqgguf.formats.conversion.files import Plan, PlannedTensor, write_plan
-from tqgguf.formats.conversion.gguf_to_gguf import plan_gguf
-from tqgguf.formats.conversion.weight_rules import summary
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.gguf.reader import open_gguf
 from tqgguf.formats.gguf.types import ggml_type_name
@@ -46,7 +46,7 @@ def convert_checkpoint(request: ConvertRequest) -> int:
     target = check_target(request.target)
     if target.is_relative_to(os.path.realpath(request.source)):
         raise RequestError(f"{request.target}: is inside the folder to be converted; give another place")
-    from tqgguf.runtime.conversion.hf_convert import plan_checkpoint  # lazily: only this needs the tokenizers library
+    from tqgguf.conversion.hf_convert import plan_checkpoint  # lazily: only this needs the tokenizers library
 
     plan = plan_checkpoint(request.source, request.target, request.weight_type, max_bytes, _step(request))
     return _carry_out(request, plan, from_checkpoint=True)
@@ -72,7 +72,7 @@ def _step(request: ConvertRequest) -> str:
 
 def _write(plan: Plan) -> float:
     """Returns the seconds it took."""
-    from tqgguf.runtime.conversion.encode_rows import row_encoder  # lazily: a dry run needs no C library
+    from tqgguf.runtime.native.encode_rows import row_encoder  # lazily: a dry run needs no C library
 
     line = BytesLine("converting")
     try:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from tqgguf.cli import doctor_table
 from tqgguf.cli.about import about_model, about_program
-from tqgguf.cli.doctor_request import DEFAULT_MEASURED, LEAST_TOKENS, DoctorRequest
+from tqgguf.cli.doctor_request import LEAST_TOKENS, DoctorRequest
+from tqgguf.cli.flag_table import DEFAULT_MEASURED
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.measuring import load, measured_text
 from tqgguf.cli.page import report_folder, write_texts
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.compare import cut_windows
-from tqgguf.runtime.evaluation.examination import examine as examine_model
-from tqgguf.runtime.evaluation.examination import proposable_types
-from tqgguf.runtime.models.load import embedded_model, open_model
+from tqgguf.measuring.evaluation.compare import cut_windows
+from tqgguf.measuring.evaluation.examination import examine as examine_model
+from tqgguf.measuring.evaluation.examination import proposable_types
+from tqgguf.runtime.models.model_opening import ModelAsk, open_asked
 
 PAGE_FILE, JSON_FILE = "doctor.html", "doctor.json"
 REPORT_FILES = (PAGE_FILE, JSON_FILE)
@@ -26,13 +27,14 @@ def examine(request: DoctorRequest) -> int:
         say(notice)
     folder = None if request.report is None else report_folder(request.report, REPORT_FILES)
     text, source = measured_text(request.text_file)
-    opened = open_model(request.model or embedded_model())
+    opening = open_asked(ModelAsk(request.model, threads=request.threads))
+    opened = opening.opened
     trained = opened.config.context_length
     n_ctx = _whole_pages("-c", request.n_ctx, trained, trained)
     n_measured = _whole_pages("--measure", request.n_measured, min(n_ctx, DEFAULT_MEASURED), trained)
     proposable_types(opened.config.layer_shapes())
     tokens, trial = cut_windows(opened.tokenizer, text, n_measured, 2, source, flags="--measure").tolist()
-    loaded = load(opened, request.threads, request.verbose)
+    loaded = load(opening, request.verbose)
     say(f"text: {source}; {n_measured:,} tokens are measured, and {n_measured:,} others to try the proposals on")
     measuring = ProgressLine("measuring", "tokens")
     found = examine_model(loaded, tokens, trial, request.budget, n_ctx, measuring.update)

@@ -13,8 +13,8 @@ from tqgguf.cli.page import command, html_page, paragraph, plot, plots, small, w
 from tqgguf.cli.plots import as_svg, few_ticks, log_scale, look_of, new_axes
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
 from tqgguf.formats.blocks.codec import Side
-from tqgguf.runtime.evaluation.dominance import is_clearly_less
-from tqgguf.runtime.evaluation.examination import Examination, Proposal
+from tqgguf.measuring.evaluation.dominance import is_clearly_less
+from tqgguf.measuring.evaluation.examination import Examination, Proposal
 
 _F16_BITS = BLOCK_TYPES["f16"].bits
 _PROPOSALS = (

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
-from tqgguf.cli.ranges import INT32
+from tqgguf.cli.flag_table import DEFAULT_MEASURED, ranges_of
+from tqgguf.cli.ranges import INT32, check_ranges
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError
 
 LEAST_TOKENS = 2 * PAGE_TOKENS
-
-_SHARED = {"--help", "--version", "--model", "--file", "--ctx-size", "--threads", "--json", "--verbose", "--debug"}
-DEFAULT_MEASURED = 1024
-_PROPOSED = "doctor proposes types: give it a budget with --bpv"
-
-DOCTOR_FLAGS: tuple[Flag, ...] = (
-    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
-    row(Fate.IMPLEMENTED, "", "--bpv", "number", ours=True),
-    row(Fate.IMPLEMENTED, "", "--measure", "tokens", ours=True),
-    row(Fate.IMPLEMENTED, "", "--report", "file", ours=True),
-    row(Fate.REFUSED, _PROPOSED, "-ctk --cache-type-k", "text"),
-    row(Fate.REFUSED, _PROPOSED, "-ctv --cache-type-v", "text"),
-)
 
 
 @dataclass(frozen=True)
@@ -50,6 +37,7 @@ class DoctorRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_ranges(self, ranges_of("doctor"))
         for flag, n_tokens, otherwise in (
             ("-c", self.n_ctx, "all"),
             ("--measure", self.n_measured, f"those of -c, at most {DEFAULT_MEASURED}"),

@@ -8,8 +8,8 @@ from typing import Any
 
 from tqgguf.cli.eval_table import bits, finite, kld
 from tqgguf.cli.figures import aligned
-from tqgguf.runtime.evaluation.examination import Examination, Proposal
-from tqgguf.runtime.evaluation.recommendation import FEW_BITS, WINDOWS_OF_EVIDENCE
+from tqgguf.measuring.evaluation.examination import Examination, Proposal
+from tqgguf.measuring.evaluation.recommendation import FEW_BITS, WINDOWS_OF_EVIDENCE
 
 ERRORS = "Error of each layer's attention with K or V in that type, the other in f16 (squared, of its squared norm)."
 CONSTANT = "Constant: the share of the energy of its keys that does not change within a page of 128 tokens."

@@ -8,30 +8,30 @@ from dataclasses import replace
 
 from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.eval_outcome import REPORT_FILES, as_text, write_report
-from tqgguf.cli.eval_request import DEFAULT_CHUNKS, EvalRequest
+from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
+from tqgguf.cli.flag_table import DEFAULT_CHUNKS
 from tqgguf.cli.interrupt import Interrupt
-from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import asked_model, calibrated, chunk_of, load, measured_text
 from tqgguf.cli.page import report_folder
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.config import resolve_context
-from tqgguf.runtime.evaluation.cache_pairs import CachePair
-from tqgguf.runtime.evaluation.caches import (
+from tqgguf.measuring.cache_pairs import CachePair
+from tqgguf.measuring.evaluation.caches import (
     PLAIN_OPTIONS,
     CacheOptions,
     Candidate,
     can_hold,
     candidate,
-    has_channel_scale,
     reference,
+    specs_of,
 )
-from tqgguf.runtime.evaluation.compare import Evaluation, Plan, count_windows, cut_windows, spread
-from tqgguf.runtime.models.calibration_choice import ChosenCalibration, choose_calibration
-from tqgguf.runtime.models.load import OpenModel
-from tqgguf.runtime.models.mlx_folder import OpenFolder
+from tqgguf.measuring.evaluation.compare import Evaluation, Plan, count_windows, cut_windows, spread
+from tqgguf.runtime.models.calibration_choice import ChosenCalibration
+from tqgguf.runtime.models.model_opening import ModelOpening, open_asked
 
 
 def evaluate(request: EvalRequest) -> int:
@@ -43,11 +43,11 @@ def evaluate(request: EvalRequest) -> int:
         say(notice)
     folder = None if request.report is None else report_folder(request.report, REPORT_FILES)
     text, source = measured_text(request.text_file)
-    opened = open_requested(request)
-    config = opened.config
+    opening = open_asked(asked_model(request, request.calibration))
+    opened, config = opening.opened, opening.opened.config
     n_ctx = resolve_context(config, request.n_ctx)
     layers = config.layer_shapes()
-    chosen = _calibration(request, opened, len(layers))
+    chosen = _calibration(request, opening)
     candidates = _candidates(request, layers, n_ctx, chosen)
     for warning in opened.tokenizer.warnings:
         say(warning)
@@ -59,7 +59,7 @@ def evaluate(request: EvalRequest) -> int:
     if not plan.n_scored:
         wanting = "3 or more with --like-llama" if request.like_llama else "2 or more"
         raise RequestError(f"-c: expected a window of {wanting}, so that a token is scored, found {n_ctx}")
-    loaded = load(opened, request.threads, request.verbose)
+    loaded = load(opening, request.verbose)
     say(f"text: {source}; {count_windows(len(windows), n_ctx)}, {plan.n_scored:,} of them scored")
     evaluation = Evaluation(loaded, candidates, plan)
     interrupted = _run(evaluation, plan)
@@ -86,14 +86,12 @@ def evaluate(request: EvalRequest) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _calibration(request: EvalRequest, opened: OpenModel | OpenFolder, n_layers: int) -> ChosenCalibration:
+def _calibration(request: EvalRequest, opening: ModelOpening) -> ChosenCalibration:
     """Where the channel scale of K is from; said if it is from a sidecar."""
-    is_needed = any(
-        has_channel_scale(pair, n_layers, options) for pair in request.pairs for options in _options(request, pair)
-    )
-    chosen = choose_calibration(opened, request.calibration, is_needed)
-    for notice in chosen.notices:
-        say(notice)
+    specs = [
+        spec for pair in request.pairs for options in _options(request, pair) for spec in specs_of([pair], options)
+    ]
+    chosen = calibrated(opening, specs)
     if chosen.path is not None:
         say(f"channel scale of K: {chosen.path}")
     return chosen

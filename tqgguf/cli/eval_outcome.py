@@ -9,8 +9,8 @@ from typing import Any
 from tqgguf.cli import eval_table
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.page import write_texts
-from tqgguf.runtime.evaluation.compare import Result
-from tqgguf.runtime.evaluation.dominance import judged
+from tqgguf.measuring.evaluation.compare import Result
+from tqgguf.measuring.evaluation.dominance import judged
 
 PAGE_FILE, JSON_FILE, PLOT_FILE = "eval.html", "eval.json", "kld_over_bits.svg"
 REPORT_FILES = (PAGE_FILE, JSON_FILE, PLOT_FILE)

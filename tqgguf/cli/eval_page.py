@@ -9,8 +9,8 @@ from tqgguf.cli import eval_plots, eval_table
 from tqgguf.cli.eval_table import bits, number
 from tqgguf.cli.page import folded, html_page, paragraph, plot, plots, wide_table
 from tqgguf.formats.blocks.block_types import BLOCK_TYPES
-from tqgguf.runtime.evaluation.compare import Result
-from tqgguf.runtime.evaluation.dominance import better_one, is_clearly_less, judged
+from tqgguf.measuring.evaluation.compare import Result
+from tqgguf.measuring.evaluation.dominance import better_one, is_clearly_less, judged
 
 _THIRD = BLOCK_TYPES["f16"].bits / 3
 _HOW_TO_READ = (

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tqgguf.cli.plots import as_svg, label_points, log_scale, look_of, new_axes
-from tqgguf.runtime.evaluation.caches import NO_TAIL
-from tqgguf.runtime.evaluation.compare import Result
+from tqgguf.measuring.evaluation.caches import NO_TAIL
+from tqgguf.measuring.evaluation.compare import Result
 
 _BITS, _KLD = "stored bits per value (mean of K and V)", "mean KL divergence from f16 (nats)"
 

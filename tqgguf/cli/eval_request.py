@@ -6,47 +6,15 @@ Nothing here knows typer, and nothing reads files.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
-from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
-from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_chunks, check_ranges, whole_numbers
-from tqgguf.formats.blocks.block_types import PAGE_TOKENS
+from tqgguf.cli.flag_table import DEFAULT_CHUNKS, ranges_of
+from tqgguf.cli.ranges import INT32, check_chunks, check_ranges, whole_numbers
 from tqgguf.formats.errors import RequestError
-from tqgguf.runtime.evaluation.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
+from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK
-
-DEFAULT_CHUNKS = 2
-
-_RANGES: Ranges = {
-    **EVALUATING,
-    "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
-}
-# Of run's implemented flags, those that mean the same here; the table says what else llama.cpp's scripts may hold.
-_SHARED = {
-    "--help", "--version", "--model", "--file", "--ctx-size", "--batch-size", "--ubatch-size", "--threads",
-    "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--kv-balance", "--cache-exact-first",
-    "--kv-calibration", "--seed", "--json", "--verbose", "--debug",
-}  # fmt: skip
 
 _ONLY_WITH_NEEDLE = ("--needle-lengths", "--needle-depths")
 _NOT_WITH_NEEDLE = ("--like-llama", "--no-tail", "--chunks", "--report")
-
-_own = partial(row, Fate.IMPLEMENTED, "", ours=True)
-_PAIRS = "pairs of types are compared: --cache-types K/V,K/V"
-
-EVAL_FLAGS: tuple[Flag, ...] = (
-    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
-    _own("--cache-types", "text"),
-    _own("--chunks", "integer"),
-    _own("--like-llama"),
-    _own("--no-tail"),
-    _own("--report", "file"),
-    _own("--needle"),
-    _own("--needle-lengths", "text"),
-    _own("--needle-depths", "text"),
-    row(Fate.REFUSED, _PAIRS, "-ctk --cache-type-k", "text"),
-    row(Fate.REFUSED, _PAIRS, "-ctv --cache-type-v", "text"),
-)
 
 
 @dataclass(frozen=True)
@@ -101,7 +69,7 @@ class EvalRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_ranges(self, _RANGES)
+        check_ranges(self, ranges_of("eval"))
         if self.n_ctx == 1:
             raise RequestError("-c: expected a window of 2 tokens or more, or 0 for the model's context, found 1")
         check_chunks(self.n_chunks)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tqgguf.cli.figures import aligned
-from tqgguf.runtime.evaluation.compare import Result
-from tqgguf.runtime.evaluation.statistics import Statistics
+from tqgguf.measuring.evaluation.compare import Result
+from tqgguf.measuring.evaluation.statistics import Statistics
 
 _MISSING = "-"
 _FEW, _MANY = 4, 6

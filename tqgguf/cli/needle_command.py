@@ -11,16 +11,16 @@ from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.json_text import json_text
-from tqgguf.cli.measuring import chunk_of, load, measured_text, open_requested
+from tqgguf.cli.measuring import asked_model, calibrated, chunk_of, load, measured_text
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.config import resolve_context
-from tqgguf.runtime.evaluation.cache_pairs import CachePair
-from tqgguf.runtime.evaluation.caches import REFERENCE, CacheOptions, can_hold, has_channel_scale
-from tqgguf.runtime.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
+from tqgguf.measuring.cache_pairs import CachePair
+from tqgguf.measuring.evaluation.caches import REFERENCE, CacheOptions, can_hold, specs_of
+from tqgguf.measuring.evaluation.needle import NeedleRow, NeedleTest, least_length, needle_prompts
 from tqgguf.runtime.kv.settings import check_cache_types
-from tqgguf.runtime.models.calibration_choice import choose_calibration
+from tqgguf.runtime.models.model_opening import open_asked
 from tqgguf.text.text_tokenizer import TextTokenizer
 
 
@@ -29,19 +29,19 @@ def find_needles(request: EvalRequest) -> int:
     for notice in request.notices:
         say(notice)
     text, source = measured_text(request.text_file)
-    opened = open_requested(request)
+    opening = open_asked(asked_model(request, request.calibration))
+    opened = opening.opened
     n_ctx = resolve_context(opened.config, request.n_ctx)
     layers = opened.config.layer_shapes()
-    rows = _rows(request, layers)
     options = CacheOptions(request.exact_first, request.balance)
-    is_needed = any(has_channel_scale(pair, len(layers), options) for pair in request.pairs if pair.is_ours)
-    chosen = choose_calibration(opened, request.calibration, is_needed)
-    for line in (*chosen.notices, *opened.tokenizer.warnings):
+    rows = _rows(request, options, layers)
+    chosen = calibrated(opening, specs_of(request.pairs, options))
+    for line in opened.tokenizer.warnings:
         say(line)
     rows = [NeedleRow(row.label, row.spec, chosen.channel_scales) for row in rows]
     lengths = _lengths(request, opened.tokenizer, n_ctx)
     prompts = needle_prompts(opened.tokenizer, text, lengths, request.depths, request.seed, source)
-    loaded = load(opened, request.threads, request.verbose)
+    loaded = load(opening, request.verbose)
     test = NeedleTest(loaded, rows, prompts, chunk_of(request))
     interrupted = _run(test)
     if request.json_output:
@@ -76,7 +76,7 @@ def _lengths(request: EvalRequest, tokenizer: TextTokenizer, n_ctx: int) -> list
     return kept
 
 
-def _rows(request: EvalRequest, layers: Sequence[LayerShape]) -> list[NeedleRow]:
+def _rows(request: EvalRequest, options: CacheOptions, layers: Sequence[LayerShape]) -> list[NeedleRow]:
     """f16, and the pairs after it. Of the default pairs, those that cannot be asked are left out."""
     first = CachePair(REFERENCE, REFERENCE)
     rows = [NeedleRow(first.label, CacheOptions().spec(first))]
@@ -87,7 +87,7 @@ def _rows(request: EvalRequest, layers: Sequence[LayerShape]) -> list[NeedleRow]
         elif not pair.is_ours:
             raise RequestError(f"--cache-types {pair.label}: {reason}; leave it out with --needle")
         elif pair.label != first.label:
-            spec = CacheOptions(request.exact_first, request.balance).of(pair).spec(pair)
+            spec = options.spec(pair)
             check_cache_types(layers, spec)
             rows.append(NeedleRow(pair.label, spec))
     return rows

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from tqgguf.cli.figures import aligned
-from tqgguf.runtime.evaluation.needle import NeedleCell, NeedleTest
+from tqgguf.measuring.evaluation.needle import NeedleCell, NeedleTest
 
 _FOUND = {True: "yes", False: "no", None: "-"}
 

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tqgguf.cli.llama_flags import FLAGS, Fate, Flag, row
-from tqgguf.cli.ranges import EVALUATING, INT32, check_ranges, whole_numbers
+from tqgguf.cli.flag_table import ranges_of
+from tqgguf.cli.ranges import INT32, check_ranges, whole_numbers
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.quantities import parse_bytes
-from tqgguf.runtime.evaluation.cache_pairs import PLAIN, CachePair, requested_pairs
+from tqgguf.measuring.cache_pairs import CachePair, requested_pairs
 from tqgguf.text.grid import DEFAULT_CHUNK, round_chunk
-
-_SHARED = {
-    "--help", "--version", "--model", "--batch-size", "--ubatch-size", "--kv-balance", "--cache-exact-first", "--json",
-    "--debug",
-}  # fmt: skip
-
-PLAN_FLAGS: tuple[Flag, ...] = (
-    *(flag for flag in FLAGS if flag.fate is not Fate.IMPLEMENTED or flag.name in _SHARED),
-    row(Fate.IMPLEMENTED, "", "-c --ctx-size", "text"),
-    row(Fate.IMPLEMENTED, "", "-ctk --cache-type-k", "text"),
-    row(Fate.IMPLEMENTED, "", "-ctv --cache-type-v", "text"),
-    row(Fate.IMPLEMENTED, "", "--cache-types", "text", ours=True),
-    row(Fate.IMPLEMENTED, "", "--memory", "text", ours=True),
-    row(Fate.IMPLEMENTED, "", "--device", "cpu|gpu", ours=True),
-)
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,7 @@ class PlanRequest:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_ranges(self, {name: EVALUATING[name] for name in ("n_batch", "n_ubatch")})
+        check_ranges(self, ranges_of("plan"))
         _ = self.context_list, self.n_bytes, self.specs
 
     @property
@@ -90,10 +75,6 @@ class PlanRequest:
         return tuple((pair.label, self._spec(pair)) for pair in pairs)
 
     def _spec(self, pair: CachePair) -> CacheSpec:
-        spec = CacheSpec(pair.type_k, pair.type_v, self.exact_first, self.balance)
-        if pair.form:
-            is_plain = pair.form == PLAIN
-            n_prefix = 0 if is_plain else self.exact_first
-            spec = CacheSpec(pair.type_k, pair.type_v, n_prefix, "off" if is_plain else pair.form)
+        spec = pair.spec(self.exact_first, self.balance)
         spec.check()
         return spec

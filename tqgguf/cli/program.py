@@ -19,6 +19,7 @@ from tqgguf.cli.error_object import error_object
 from tqgguf.cli.exit_status import INTERRUPTED, PIPE_CLOSED, TERMINATED
 from tqgguf.cli.interrupt import Terminated, heed_sigterm
 from tqgguf.cli.json_text import json_text
+from tqgguf.cli.light_mlx_lm import import_models_alone
 from tqgguf.cli.progress import let_go, say
 from tqgguf.cli.unexpected import unexpected
 from tqgguf.cli.verb import HELP_NAMES, write_examples
@@ -84,6 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line (`sys.argv` without the program's name by default) and return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     heed_sigterm()
+    import_models_alone()
     try:
         _check_verb(arguments)
         status = typer.main.get_command(app).main(arguments, prog_name="tqgguf", standalone_mode=False)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from tqgguf.cli.figures import size
@@ -21,6 +22,17 @@ REDRAW_SECONDS = 0.1
 def say(line: str) -> None:
     """A line of the program on stderr, with what must not be printed escaped: names of files are in it."""
     tell(f"tqgguf: {printable(one_line(line))}\n")
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[list[str]]:
+    """A list for notices, each of which is said at the block's end, also where an error ends it."""
+    notices: list[str] = []
+    try:
+        yield notices
+    finally:
+        for notice in notices:
+            say(notice)
 
 
 def tell(text: str) -> None:

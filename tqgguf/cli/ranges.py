@@ -13,14 +13,6 @@ INT32 = 2**31 - 1
 Ranges = Mapping[str, tuple[str, int, int]]
 """By a request's field: its flag, the lowest and the highest number."""
 
-EVALUATING: Ranges = {
-    "n_ctx": ("-c", 0, INT32),
-    "n_batch": ("-b", 1, INT32),
-    "n_ubatch": ("-ub", 1, INT32),
-    "threads": ("-t", -INT32, INT32),
-}
-"""Of every verb that evaluates a model in chunks."""
-
 ALL_CHUNKS = -1
 """--chunks: as many windows as a text gives."""
 

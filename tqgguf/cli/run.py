@@ -1,34 +1,26 @@
-"""`tqgguf run`: its options, as typer shows and parses them.
+"""`tqgguf run`: what its command line asks for.
 
-Flags that this verb does not implement never reach typer: `RunCommand` sorts the argument vector by the table in
-`llama_flags` first. Each parameter below bears the name of the field it fills in RunRequest or SamplingParams.
+Its parameters, and what becomes of flags that it does not implement, stand in the tables of flags.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import typer
 
-from tqgguf.cli import options
 from tqgguf.cli.arguments import SortedArguments
-from tqgguf.cli.llama_flags import FLAGS
-from tqgguf.cli.options import KV_HEADING, MODEL_HEADING
 from tqgguf.cli.run_request import Purpose, RunRequest
-from tqgguf.cli.verb import OUTPUT, VerbCommand, fields_of, option, sorted_arguments, stretched_freq_scale
-from tqgguf.formats.blocks.block_types import CACHE_TYPE_NAMES
+from tqgguf.cli.verb import VerbCommand, fields_of, sorted_arguments, stretched_freq_scale, takes_flags
 from tqgguf.formats.blocks.cache_spec import PRESETS
 from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.missing_mlx import needs_mlx
 from tqgguf.text.sampling_params import SamplingParams, sampler_names
 
-_DEFAULT = RunRequest()
-_SAMPLING = SamplingParams()
+_DEFAULT, _SAMPLING = RunRequest(), SamplingParams()
 _SWITCH: dict[str, bool | None] = {"on": True, "off": False, "auto": None}
-_TYPES = ", ".join(CACHE_TYPE_NAMES)
-_PRESETS = ", ".join(f"{name} is {k}/{v}" for name, (k, v) in PRESETS.items())
 
 EXAMPLES = (
     'tqgguf run -p "What is the capital of France?" --temp 0',
@@ -37,274 +29,16 @@ EXAMPLES = (
     "tqgguf run -m model.gguf -f book.txt --prompt-cache book.kv.gguf -n 50    # the second time it is read at once",
 )
 
-_PROMPT, _CHAT = "Prompt", "Chat"
-_SAMPLE = "Sampling (as in llama.cpp)"
-
 
 class RunCommand(VerbCommand):
     """A typer command that takes llama-completion's whole command line."""
 
-    flags = FLAGS
+    verb = "run"
     examples: ClassVar[Sequence[str]] = EXAMPLES
 
 
-def run(
-    ctx: typer.Context,
-    # model and evaluation
-    model: options.Model = None,
-    n_ctx: Annotated[
-        int, option(MODEL_HEADING, "Tokens of context, as 8192 or 8k; 0: the model's own.", "-c", "--ctx-size")
-    ] = _DEFAULT.n_ctx,
-    n_predict: Annotated[
-        int,
-        option(
-            MODEL_HEADING,
-            "Tokens to generate; -1: until the model ends, -2: until the context is full.",
-            "-n",
-            "--predict",
-            "--n-predict",
-        ),
-    ] = _DEFAULT.n_predict,
-    n_batch: options.BatchSize = _DEFAULT.n_batch,
-    n_ubatch: Annotated[
-        int,
-        option(MODEL_HEADING, "Prompt tokens evaluated at a time, in whole pages of 128.", "-ub", "--ubatch-size"),
-    ] = _DEFAULT.n_ubatch,
-    rope_scaling: options.RopeScaling = "linear",
-    rope_scale: options.RopeScale = 0.0,
-    rope_freq_base: options.RopeFreqBase = _DEFAULT.rope_freq_base,
-    rope_freq_scale: options.RopeFreqScale = _DEFAULT.rope_freq_scale,
-    threads: options.Threads = _DEFAULT.threads,
-    # KV cache
-    type_k: Annotated[
-        str,
-        option(
-            KV_HEADING,
-            f"Cache type of K: {_TYPES}; by layer: turbo3,0-1:q8_0,-1:q8_0.",
-            "-ctk",
-            "--cache-type-k",
-            metavar="TYPE",
-        ),
-    ] = _DEFAULT.type_k,
-    type_v: Annotated[
-        str, option(KV_HEADING, "Cache type of V, likewise.", "-ctv", "--cache-type-v", metavar="TYPE")
-    ] = _DEFAULT.type_v,
-    preset: Annotated[
-        str | None,
-        option(
-            KV_HEADING,
-            f"Types for K and V: {_PRESETS}. -ctk and -ctv count for more.",
-            "--cache-preset",
-            metavar=f"[{'|'.join(PRESETS)}]",
-        ),
-    ] = None,
-    flash_attention: Annotated[
-        str,
-        option(KV_HEADING, "Always on; off refuses a quantised V.", "-fa", "--flash-attn", metavar="[on|off|auto]"),
-    ] = _DEFAULT.flash_attention,
-    balance: options.Balance = _DEFAULT.balance,
-    exact_first: options.ExactFirst = _DEFAULT.exact_first,
-    calibration: options.Calibration = _DEFAULT.calibration,
-    prompt_cache: Annotated[
-        str | None,
-        option(
-            KV_HEADING,
-            "Keep the evaluated prompt in this file; the next run that begins alike takes it up, and one without a "
-            "prompt goes on with it. A file that is missing or empty (0 bytes) is made.",
-            "--prompt-cache",
-            metavar="FILE",
-        ),
-    ] = None,
-    prompt_cache_all: Annotated[
-        bool, option(KV_HEADING, "Keep what is generated in it too.", "--prompt-cache-all")
-    ] = False,
-    prompt_cache_ro: Annotated[
-        bool, option(KV_HEADING, "Take it up, and never write it.", "--prompt-cache-ro")
-    ] = False,
-    prompt_cache_profile: Annotated[
-        str | None,
-        option(
-            KV_HEADING,
-            "Whose llama.cpp wrote it, where the file does not say; names as for convert --profile.",
-            "--prompt-cache-profile",
-            metavar="NAME",
-        ),
-    ] = None,
-    kv_workspace: Annotated[
-        int | None,
-        option(
-            KV_HEADING,
-            "On a GPU: MiB that a layer's decoded pages may take at a time (one KV head at least). Default: 1024.",
-            "--kv-workspace",
-        ),
-    ] = None,
-    kv_kernel_rows: Annotated[
-        int | None,
-        option(
-            KV_HEADING,
-            "On a GPU: rows of a step up to which attention reads blocks without decoding them first. "
-            "Default: 8, with CUDA 32.",
-            "--kv-kernel-rows",
-        ),
-    ] = None,
-    strict_kv: Annotated[
-        bool, option(KV_HEADING, "Fail where attention cannot read blocks, instead of decoding them.", "--strict-kv")
-    ] = False,
-    # prompt
-    prompt: Annotated[
-        str | None,
-        option(_PROMPT, "The prompt. Without one, stdin is it, or a terminal chats.", "-p", "--prompt", metavar="TEXT"),
-    ] = None,
-    prompt_file: Annotated[
-        str | None, option(_PROMPT, "A UTF-8 file with the prompt; - for stdin.", "-f", "--file", metavar="FILE")
-    ] = None,
-    binary_file: Annotated[
-        str | None, option(_PROMPT, "Likewise, with the newline at its end.", "-bf", "--binary-file", metavar="FILE")
-    ] = None,
-    system_prompt: Annotated[
-        str | None, option(_PROMPT, "The system prompt of a chat.", "-sys", "--system-prompt", metavar="TEXT")
-    ] = None,
-    system_prompt_file: Annotated[
-        str | None, option(_PROMPT, "A UTF-8 file with it.", "-sysf", "--system-prompt-file", metavar="FILE")
-    ] = None,
-    escape: Annotated[
-        bool,
-        option(
-            _PROMPT,
-            r"Process \n, \t, \\ and the like in prompts, in files too. Default: so.",
-            "-e",
-            "--escape/--no-escape",
-            show_default=False,
-        ),
-    ] = _DEFAULT.escape,
-    display_prompt: Annotated[
-        bool | None,
-        option(
-            _PROMPT,
-            "Print the prompt first. Default: only where no chat template is applied.",
-            "--display-prompt/--no-display-prompt",
-        ),
-    ] = _DEFAULT.display_prompt,
-    # chat
-    conversation: Annotated[
-        bool | None,
-        option(
-            _CHAT,
-            "Chat on after the first answer; or continue the prompt without a chat template. "
-            "Default: answer the prompt once, in the model's template if it has one.",
-            "-cnv/-no-cnv",
-            "--conversation/--no-conversation",
-        ),
-    ] = _DEFAULT.conversation,
-    single_turn: Annotated[bool, option(_CHAT, "End after one answer.", "-st", "--single-turn")] = False,
-    multiline_input: Annotated[
-        bool, option(_CHAT, "A message ends at a line that ends in a backslash.", "-mli", "--multiline-input")
-    ] = False,
-    reverse_prompts: Annotated[
-        list[str] | None,
-        option(_CHAT, "End an answer at this text (repeatable).", "-r", "--reverse-prompt", metavar="TEXT"),
-    ] = None,
-    chat_template: Annotated[
-        str | None, option(_CHAT, "Jinja source instead of the model's template.", "--chat-template", metavar="JINJA")
-    ] = None,
-    chat_template_file: Annotated[
-        str | None, option(_CHAT, "A file with it.", "--chat-template-file", metavar="FILE")
-    ] = None,
-    reasoning: Annotated[
-        str,
-        option(_CHAT, "Tell the template to think or not.", "-rea", "--reasoning", metavar="[on|off|auto]"),
-    ] = "auto",
-    # sampling
-    temp: Annotated[
-        float, option(_SAMPLE, "Temperature; 0: the likeliest token.", "--temp", "--temperature")
-    ] = _SAMPLING.temp,
-    top_k: Annotated[int, option(_SAMPLE, "Keep the k likeliest; 0: all.", "--top-k")] = _SAMPLING.top_k,
-    top_p: Annotated[
-        float, option(_SAMPLE, "Keep the likeliest up to this probability; 1: all.", "--top-p")
-    ] = _SAMPLING.top_p,
-    min_p: Annotated[
-        float, option(_SAMPLE, "Keep what is this times as likely as the likeliest; 0: all.", "--min-p")
-    ] = _SAMPLING.min_p,
-    typical_p: Annotated[
-        float, option(_SAMPLE, "Keep the locally typical up to this; 1: all.", "--typical", "--typical-p")
-    ] = _SAMPLING.typical_p,
-    top_n_sigma: Annotated[
-        float,
-        option(_SAMPLE, "Keep within n standard deviations of the top logit; 0: all.", "--top-nsigma", "--top-n-sigma"),
-    ] = _SAMPLING.top_n_sigma,
-    xtc_probability: Annotated[
-        float, option(_SAMPLE, "How often to leave out the obvious; 0: never.", "--xtc-probability")
-    ] = _SAMPLING.xtc_probability,
-    xtc_threshold: Annotated[
-        float, option(_SAMPLE, "What counts as obvious; above 0.5: nothing.", "--xtc-threshold")
-    ] = _SAMPLING.xtc_threshold,
-    dynatemp_range: Annotated[
-        float, option(_SAMPLE, "Temperature by entropy, this much up and down.", "--dynatemp-range")
-    ] = _SAMPLING.dynatemp_range,
-    dynatemp_exp: Annotated[float, option(_SAMPLE, "Exponent of that.", "--dynatemp-exp")] = _SAMPLING.dynatemp_exp,
-    repeat_penalty: Annotated[
-        float, option(_SAMPLE, "Penalty on recent tokens; 1: none.", "--repeat-penalty")
-    ] = _SAMPLING.repeat_penalty,
-    repeat_last_n: Annotated[
-        int, option(_SAMPLE, "How many tokens are recent.", "--repeat-last-n")
-    ] = _SAMPLING.repeat_last_n,
-    presence_penalty: Annotated[
-        float, option(_SAMPLE, "Subtracted from recent tokens.", "--presence-penalty")
-    ] = _SAMPLING.presence_penalty,
-    frequency_penalty: Annotated[
-        float, option(_SAMPLE, "Subtracted once per occurrence.", "--frequency-penalty")
-    ] = _SAMPLING.frequency_penalty,
-    dry_multiplier: Annotated[
-        float, option(_SAMPLE, "DRY: what going on with a repetition costs; 0: nothing.", "--dry-multiplier")
-    ] = _SAMPLING.dry_multiplier,
-    dry_base: Annotated[
-        float, option(_SAMPLE, "DRY: times this for each token of the repetition.", "--dry-base")
-    ] = _SAMPLING.dry_base,
-    dry_allowed_length: Annotated[
-        int, option(_SAMPLE, "DRY: the shortest repetition that costs.", "--dry-allowed-length")
-    ] = _SAMPLING.dry_allowed_length,
-    dry_penalty_last_n: Annotated[
-        int, option(_SAMPLE, "DRY: among how many tokens it is looked for.", "--dry-penalty-last-n")
-    ] = _SAMPLING.dry_penalty_last_n,
-    dry_sequence_breakers: Annotated[
-        list[str] | None,
-        option(
-            _SAMPLE,
-            r"DRY: a text that no repetition reaches across (repeatable), or none. Default: \n : \" *.",
-            "--dry-sequence-breaker",
-            metavar="TEXT",
-        ),
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        option(_SAMPLE, "TOKEN+AMOUNT or TOKEN-AMOUNT; -inf bans (repeatable).", "-l", "--logit-bias", metavar="BIAS"),
-    ] = None,
-    samplers: Annotated[
-        str | None,
-        option(
-            _SAMPLE, f"Stages in order, a ; between: {' '.join(_SAMPLING.samplers)}.", "--samplers", metavar="NAMES"
-        ),
-    ] = None,
-    sampler_seq: Annotated[
-        str | None,
-        option(_SAMPLE, "The same by letters: edskypmxt.", "--sampler-seq", "--sampling-seq", metavar="LETTERS"),
-    ] = None,
-    seed: Annotated[int, option(_SAMPLE, "Random seed; -1 picks one and reports it.", "-s", "--seed")] = _SAMPLING.seed,
-    ignore_eos: Annotated[bool, option(_SAMPLE, "Never end by itself.", "--ignore-eos")] = False,
-    # output
-    json_output: Annotated[
-        bool, option(OUTPUT, "Print one JSON object instead of text; an error is one too.", "--json")
-    ] = False,
-    perf: Annotated[
-        bool, option(OUTPUT, "Report speed and memory on stderr. Default: so.", "--perf/--no-perf", show_default=False)
-    ] = _DEFAULT.perf,
-    quiet: Annotated[
-        bool, option(OUTPUT, "On stderr nothing but errors and warnings.", "-q", "--quiet")
-    ] = _DEFAULT.quiet,
-    verbose: options.Verbose = False,
-    debug: options.Debug = False,
-    version: options.Version = False,
-) -> None:
+@takes_flags("run", _DEFAULT, _SAMPLING)
+def run(ctx: typer.Context, **values: Any) -> None:
     """Answer a prompt, or chat, from a GGUF model whose KV cache lies in compressed blocks.
 
     Takes llama-completion's flags: those below work, others are noted or refused with the reason.

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tqgguf.cli.flag_table import ranges_of
 from tqgguf.cli.other_flags import BUILT_IN_TEMPLATES
-from tqgguf.cli.ranges import EVALUATING, INT32, Ranges, check_ranges
-from tqgguf.formats.blocks.block_types import PAGE_TOKENS
+from tqgguf.cli.ranges import check_ranges
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.wording import shown
@@ -19,14 +19,6 @@ from tqgguf.text.grid import DEFAULT_CHUNK
 from tqgguf.text.sampling_params import SamplingParams
 
 Purpose = Literal["answer", "keep", "ask"]
-
-_RANGES: Ranges = {
-    **EVALUATING,
-    "n_predict": ("-n", -2, INT32),
-    "exact_first": ("--cache-exact-first", 0, PAGE_TOKENS),
-    "kv_workspace": ("--kv-workspace", 1, 1 << 20),
-    "kv_kernel_rows": ("--kv-kernel-rows", 1, PAGE_TOKENS),
-}
 
 
 @dataclass(frozen=True)
@@ -164,7 +156,7 @@ class RunRequest:
     def __post_init__(self) -> None:
         problems = Problems()
         with problems.noting():
-            check_ranges(self, _RANGES)
+            check_ranges(self, ranges_of("run"))
         for flag, spec in (
             ("-ctk", CacheSpec(type_k=self.type_k)),
             ("-ctv", CacheSpec(type_v=self.type_v)),

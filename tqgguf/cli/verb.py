@@ -1,25 +1,29 @@
 """What verbs share: --help with headings and examples, and, for those with llama.cpp's flags, a sorted argument vector.
 
-A verb's command is a subclass that names its examples and its table of flags; its parameters are made by `option`.
+A verb's command is a subclass that names its examples and the verb whose rows of the table of flags it has; its
+function gets the parameters by `takes_flags`.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
 from tqgguf.cli.arguments import SortedArguments, sort_arguments
-from tqgguf.cli.llama_flags import Flag
+from tqgguf.cli.flag_table import OUTPUT, rows_of
+from tqgguf.cli.flags import OF_REQUEST, Flag
+from tqgguf.cli.llama_flags import flags_of
+from tqgguf.cli.version import print_version
 from tqgguf.formats.errors import RequestError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help", "--usage"]}
-OUTPUT = "Output"
 _SORTED = "tqgguf.sorted_arguments"
 
 
@@ -44,9 +48,14 @@ class ExamplesCommand(TyperCommand):
 
 
 class VerbCommand(ExamplesCommand):
-    """A typer command whose flags are those of a table, of which typer sees the implemented ones only."""
+    """A typer command whose flags are those of the tables, of which typer sees the implemented ones only. verb: whose
+    rows it has."""
 
-    flags: ClassVar[Sequence[Flag]]
+    verb: ClassVar[str]
+
+    @property
+    def flags(self) -> Sequence[Flag]:
+        return flags_of(self.verb)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = sort_arguments(args, os.environ, self.flags, ctx.command_path.removeprefix("tqgguf "))
@@ -71,6 +80,36 @@ def write_examples(formatter: Any, examples: Sequence[str]) -> None:
 def sorted_arguments(ctx: typer.Context) -> SortedArguments:
     """The sorted argument vector that a VerbCommand has parsed."""
     return ctx.meta[_SORTED]
+
+
+def takes_flags(verb: str, *requests: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb's function, which has `ctx` and `**values`, the parameters that its rows of the table say, in the way
+    typer looks for them. requests: have the defaults, each of its own fields."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+        parameters += [_parameter(flag, requests) for flag in rows_of(verb) if flag.field]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return function
+
+    return decorate
+
+
+def _parameter(flag: Flag, requests: Sequence[object]) -> inspect.Parameter:
+    default = flag.default
+    if default is OF_REQUEST:
+        default = next(getattr(request, flag.field) for request in requests if hasattr(request, flag.field))
+    annotation: Any = Annotated[flag.type_with(default), option_of(flag)]
+    return inspect.Parameter(flag.field, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def option_of(flag: Flag) -> Any:
+    """A row of the table as typer takes it."""
+    more: dict[str, Any] = {} if flag.shows_default else {"show_default": False}
+    if flag.name == "--version":
+        more = {"is_eager": True, "callback": print_version}
+    return option(flag.heading, flag.note, *flag.declarations, metavar=flag.shown_value, **more)
 
 
 def option(heading: str, help: str, *names: str, metavar: str = "N", **more: Any) -> Any:

@@ -12,6 +12,7 @@ from tqgguf.runtime.attention.blas import load_fast_blas
 from tqgguf.runtime.attention.c_backend import CBackend
 from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.attention.long_steps import WORKSPACE_BYTES
+from tqgguf.runtime.kernels.kernel_files import kernel_files
 from tqgguf.runtime.kernels.launch import MlxLauncher
 from tqgguf.runtime.native.library import load_library
 from tqgguf.runtime.native.worth import MOST_SINGLE_ROWS, SLOW_PATHS
@@ -31,7 +32,7 @@ def default_backend(*, workspace_bytes: int | None = None, most_rows: int | None
 @lru_cache
 def _launcher(family: str) -> MlxLauncher:
     """One for all layers: they share what it has prepared."""
-    return MlxLauncher(family)
+    return MlxLauncher(family, kernel_files() if family == "cuda" else None)
 
 
 def gpu_family() -> str | None:
@@ -55,8 +56,17 @@ def kernels_launched(backend: Backend) -> int:
     return launcher.n_launched if isinstance(launcher, MlxLauncher) else 0
 
 
+def kernels_compiled(backend: Backend) -> tuple[int, float]:
+    """How many kernels were compiled for a backend, to be kept for later processes, and the seconds waited for them."""
+    launcher = backend.launcher if isinstance(backend, KernelBackend) else None
+    files = launcher.files if isinstance(launcher, MlxLauncher) else None
+    return (0, 0.0) if files is None else (files.n_compiled, files.seconds)
+
+
 def set_threads(n: int) -> None:
-    """Let the CPU backend use n threads: matrix products and the C library."""
+    """Let the CPU backend use n threads: matrix products and the C library. 0 or less: as many as it uses now."""
+    if n <= 0:
+        return
     load_fast_blas().set_threads(n)
     library = load_library()
     if library is not None:

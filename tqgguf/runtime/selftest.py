@@ -329,7 +329,8 @@ def _compiled(backend: Backend, k: Codec, v: Codec) -> Callable[[], float]:
             return backend.append_and_attend(q, pages, growth, query)[0]
 
         queries = mx.array(q.astype(np.float32)).astype(_COMPILED.dtype)
-        tails = [mx.pad(side.rows[None, :, :-1], [(0, 0), (0, 0), (0, PAGE - n_held), (0, 0)]) for side in sides]
+        held = (side.rows[None, :, -n_held - 1 : -1] for side in sides)
+        tails = [mx.pad(rows, [(0, 0), (0, 0), (0, PAGE - n_held), (0, 0)]) for rows in held]
         position = mx.arange(offset, offset + 8, dtype=mx.int32)
         out = backend.compiled(step)(queries, tails, [side.rows[None, :, -1:] for side in sides], position)
         expected = _reference(np.asarray(queries[0].astype(mx.float32)), *sides, _COMPILED, scale, None)

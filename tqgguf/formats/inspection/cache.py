@@ -24,6 +24,7 @@ from tqgguf.formats.mlx.to_snapshot import OWN_PREFIX, TOKENS_KEY, head_dim
 from tqgguf.formats.models.calibration import read_calibration
 from tqgguf.formats.rules.table import DefectError
 from tqgguf.formats.safetensors import SafetensorsFile
+from tqgguf.formats.snapshots.parts import PART_NAMES
 from tqgguf.formats.snapshots.read import read_snapshot
 from tqgguf.formats.snapshots.snapshot import SideSnapshot, Snapshot, array_bytes
 
@@ -108,7 +109,7 @@ class MlxCacheFacts:
     has_tokens: bool
 
 
-_PARTS = ("rows", "tail", "prefix", "page_means", "channel_scale", "query_squares")
+_PARTS = ("rows", *PART_NAMES)
 
 
 def snapshot_facts(file: GGUFFile) -> tuple[SnapshotFacts, tuple[str, ...]]:

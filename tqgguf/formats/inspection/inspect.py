@@ -21,7 +21,7 @@ from tqgguf.formats.mapped_file import read_head
 from tqgguf.formats.models.model_path import model_path
 
 KNOWN_KINDS = (
-    "a GGUF (a model or any shard of one, a snapshot, a calibration), a llama.cpp session or sequence file, a "
+    "a GGUF (a model or any shard of one, a prompt cache, a calibration), a llama.cpp session or sequence file, a "
     "safetensors file, an MLX model folder"
 )
 

@@ -60,7 +60,7 @@ def export_llama_state(snapshot: Snapshot, options: ExportOptions | None = None)
     snapshot lacks what llama.cpp needs.
     """
     if snapshot.n_cells and not snapshot.layers:
-        raise RequestError("llama.cpp needs rows of a layer at least; the snapshot holds tokens, and no layers")
+        raise RequestError("llama.cpp needs rows of a layer at least; the prompt cache holds tokens, and no layers")
     return _Export(snapshot, options or ExportOptions()).state()
 
 
@@ -86,7 +86,7 @@ class _Export:
     def state(self) -> LlamaState:
         architecture = self.architecture
         if self.kind == "session" and not architecture:
-            raise RequestError("a session file names its architecture, which this snapshot does not know")
+            raise RequestError("a session file names its architecture, which this prompt cache does not know")
         keeps_version = self.as_was and self.options.profile is None
         version = self.origin["version"] if keeps_version else self.reading.profile.versions[self.kind]
         codecs = self._codecs()
@@ -145,10 +145,12 @@ class _Export:
         first = max((layer.start for layer in layers), default=0)
         window = max((layer.window or 0 for layer in layers), default=0) if name == "window" else None
         if window is None and first:
-            raise RequestError(f"llama.cpp needs all tokens of layers without a window; the snapshot begins at {first}")
+            raise RequestError(
+                f"llama.cpp needs all tokens of layers without a window; the prompt cache begins at {first}"
+            )
         if window is not None and first > max(0, n_cells - window + 1):
             raise RequestError(
-                f"llama.cpp needs {window} tokens of layers with such a window; the snapshot begins at {first} of "
+                f"llama.cpp needs {window} tokens of layers with such a window; the prompt cache begins at {first} of "
                 f"{n_cells}"
             )
         order = self.origin.get(f"order_{name}")

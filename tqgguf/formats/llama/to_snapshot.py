@@ -174,7 +174,7 @@ def _run(state: LlamaState, memory: Memory, name: str, sequence: int | None) -> 
     cells = stream.cells
     if cells.extra.shape[1]:
         raise UnsupportedModelError(
-            f"{state.path}: its cells have positions of several dimensions (M-RoPE), which snapshots cannot hold"
+            f"{state.path}: its cells have positions of several dimensions (M-RoPE), which our prompt caches lack"
         )
     members = cells.of(wanted)
     order = members[np.argsort(cells.positions[members], kind="stable")]

@@ -141,7 +141,8 @@ class _Export:
         needed = 0 if window is None else max(0, n_cells - window + 1)
         if layer.start > needed:
             raise RequestError(
-                f"layer {layer.layer}: mlx-lm needs the tokens from {needed} on, the snapshot begins at {layer.start}"
+                f"layer {layer.layer}: mlx-lm needs the tokens from {needed} on, the prompt cache begins at "
+                f"{layer.start}"
             )
         first = 0 if window is None else max(layer.start, n_cells - window)
         n_held = n_cells - first

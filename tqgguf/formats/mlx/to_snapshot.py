@@ -167,8 +167,8 @@ def _places(where: str, held: MlxLayer) -> NDArray[np.intp]:
         raise FormatError(f"{where}: RotatingKVCache of {held.offset} tokens holds {len(places)} rows")
     if keep and len(places) < held.offset:
         raise FormatError(
-            f"{where}: RotatingKVCache with keep={keep} has dropped tokens behind the first {keep}, which a snapshot "
-            "cannot hold; make the cache without --max-kv-size"
+            f"{where}: RotatingKVCache with keep={keep} has dropped tokens behind the first {keep}, which a prompt "
+            "cache of ours cannot hold; make the cache without --max-kv-size"
         )
     return places
 

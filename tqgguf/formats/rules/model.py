@@ -58,7 +58,7 @@ BELONGING_RULES: Final[tuple[Rule, ...]] = (
          "name the model that it was made with, or make it again with this one"),
     Rule("TQ602", "other-hyperparameters", ERROR, "the file was made with a model of other hyperparameters",
          "name the model that it was made with, or make it again with this one"),
-    Rule("TQ603", "other-rope", ERROR, "the snapshot was made with other RoPE parameters",
+    Rule("TQ603", "other-rope", ERROR, "the prompt cache was made with other RoPE parameters",
          "use the same flags of RoPE (--rope-scale and its neighbours) as when it was made"),
     Rule("TQ604", "other-tokenizer", WARNING, "the file was made with a model of another tokenizer",
          "name the model that it was made with"),

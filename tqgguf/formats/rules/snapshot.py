@@ -6,9 +6,9 @@ from typing import Final
 
 from tqgguf.formats.rules.rule import ERROR, WARNING, Rule
 
-_WRITER: Final = "a defect of the program that wrote it, or damage: copy the file again, or make the snapshot again"
-_AGAIN: Final = "copy the file again, or make the snapshot again: damaged blocks would give wrong text"
-_NEWER: Final = "use a newer tqgguf, or make the snapshot again"
+_WRITER: Final = "a defect of the program that wrote it, or damage: copy the file again, or make the prompt cache again"
+_AGAIN: Final = "copy the file again, or make the prompt cache again: damaged blocks would give wrong text"
+_NEWER: Final = "use a newer tqgguf, or make the prompt cache again"
 
 SNAPSHOT_RULES: Final[tuple[Rule, ...]] = (
     Rule("TQ301", "snapshot-version", ERROR, "the carrier is of a version that is not known here", _NEWER),
@@ -31,8 +31,8 @@ SNAPSHOT_RULES: Final[tuple[Rule, ...]] = (
     Rule("TQ312", "token-count", ERROR, "counts of tokens, rows and ranges contradict each other", _WRITER),
     Rule("TQ313", "token-range", ERROR, "a token's id is outside the vocabulary", _AGAIN),
     Rule("TQ314", "stray-tensor", WARNING, "a tensor belongs to no layer and no codec", "nothing: it is not read"),
-    Rule("TQ315", "snapshot-split", ERROR, "a snapshot is split into several files, of which checksums know the first",
-         "make the snapshot again: it is one file"),
+    Rule("TQ315", "snapshot-split", ERROR, "a prompt cache is split into files, of which checksums know the first",
+         "make the prompt cache again: it is one file"),
     Rule("TQ320", "block-scale", ERROR, "a block's scale is infinite, NaN or, for turbo types, negative", _AGAIN),
     Rule("TQ321", "unused-bits", ERROR, "bits that are never read are set: rows of the exact prefix are zero blocks",
          _WRITER),

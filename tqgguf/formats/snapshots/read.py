@@ -24,8 +24,6 @@ from tqgguf.formats.rules.table import DefectError
 from tqgguf.formats.snapshots.data import data_defects
 from tqgguf.formats.snapshots.format import (
     CHECKSUMS,
-    F16,
-    F32,
     GENERAL_TYPE,
     I8,
     I32,
@@ -33,20 +31,12 @@ from tqgguf.formats.snapshots.format import (
     codec_tensor,
     side_tensor,
 )
+from tqgguf.formats.snapshots.parts import PART_NAMES, PARTS
 from tqgguf.formats.snapshots.snapshot import LayerSnapshot, SideSnapshot, Snapshot, side_problems
 from tqgguf.formats.snapshots.table import LayerRow, Report, SnapshotTable, is_snapshot, read_table
 from tqgguf.formats.snapshots.write import codec_tables
 from tqgguf.formats.wording import shown
 
-_PARTS: tuple[tuple[str, int, type[Any], int], ...] = (
-    ("tail", F16, np.float16, 3),
-    ("prefix", F16, np.float16, 3),
-    ("page_means", F16, np.float16, 3),
-    ("channel_scale", F32, np.float32, 2),
-    ("query_squares", F32, np.float32, 3),
-)
-"""Field, tensor type, dtype and number of dimensions."""
-_PART_NAMES = frozenset(name for name, *_ in _PARTS)
 _RULE_OF_PROBLEM = {"rows": "row-size", "tokens": "token-count", "rope": "layer-value"}
 _RULE_OF_TABLE = {"codebook": "codebook", "boundaries": "codebook", "signs": "rotation-signs"}
 
@@ -60,7 +50,9 @@ def open_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     with open_gguf(path) as file:
         if not is_snapshot(file):
             found = shown(file.metadata.get("general.type", "model"))
-            raise FormatError(f"{file.path}: expected general.type {GENERAL_TYPE}, found {found}: this is no snapshot")
+            raise FormatError(
+                f"{file.path}: expected general.type {GENERAL_TYPE}, found {found}: this is no prompt cache of ours"
+            )
         snapshot = read_snapshot(file, _refuse)
         assert snapshot is not None
         for defect in data_defects(file, snapshot):
@@ -80,7 +72,7 @@ def snapshot_defects(file: GGUFFile) -> Iterator[DefectError]:
 def read_snapshot(file: GGUFFile, report: Report) -> Snapshot | None:
     """The snapshot of a file of which `is_snapshot` is true, its structure checked but not its data."""
     if len(file.paths) > 1:
-        message = f"expected a snapshot in one file, found {len(file.paths)} shards: checksums are of one file"
+        message = f"expected a prompt cache in one file, found {len(file.paths)} shards: checksums are of one file"
         at = file.value_offset(COUNT_KEY)
         report(GgufError("snapshot-split", file.path, message, offset=at, expected="one file", found=len(file.paths)))
         return None
@@ -175,7 +167,7 @@ class _Reading:
         for side in SIDES:
             for part, problem in side_problems(layer, side, self.table.n_cells):
                 rule = _RULE_OF_PROBLEM.get(part, "part-shape")
-                self._bad(rule, side_tensor(row.layer, side, part if part in _PART_NAMES else "rows"), problem)
+                self._bad(rule, side_tensor(row.layer, side, part if part in PART_NAMES else "rows"), problem)
                 sound = False
         return layer if sound else None
 
@@ -183,8 +175,8 @@ class _Reading:
         codec = self.table.codecs[codec_index]
         rows = self._rows(side_tensor(row.layer, side, "rows"), codec, row.n_kv_heads)
         parts = {
-            part: self._array(side_tensor(row.layer, side, part), ggml_type, dtype, n_dims)
-            for part, ggml_type, dtype, n_dims in _PARTS
+            part.name: self._array(side_tensor(row.layer, side, part.name), part.ggml_type, part.dtype, part.n_dims)
+            for part in PARTS
         }
         return None if rows is None else SideSnapshot(codec, rows, **parts)
 

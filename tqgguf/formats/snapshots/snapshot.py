@@ -24,6 +24,7 @@ from tqgguf.formats.blocks.stored_codec import StoredCodec
 from tqgguf.formats.blocks.turbo import F16_MAX
 from tqgguf.formats.errors import FormatError, naming
 from tqgguf.formats.models.fingerprint import Fingerprint
+from tqgguf.formats.snapshots.parts import PARTS, Part
 
 UNKNOWN_TOKEN = -1
 """Stands for a position whose token a foreign file does not know."""
@@ -49,7 +50,7 @@ class SideSnapshot:
     less than a page; rows that came in another type stay in `rows` instead, past the last page edge. prefix: f16
     [tokens, n_kv_heads, head_dim] of the exact prefix, whose rows are zero blocks. page_means: f16 [n_pages,
     n_kv_heads, head_dim] of whole pages. channel_scale: f32 [n_kv_heads, head_dim] once it is fixed, query_squares: f32
-    [n_kv_heads, tokens, head_dim] until then (see `runtime.kv_balance`). None: there is nothing.
+    [n_kv_heads, tokens, head_dim] until then (see `runtime.kv.balance`). None: there is nothing.
     """
 
     codec: StoredCodec
@@ -63,6 +64,13 @@ class SideSnapshot:
     @property
     def n_tokens(self) -> int:
         return self.rows.shape[0] + (0 if self.tail is None else len(self.tail))
+
+    def parts(self) -> Iterator[tuple[Part, NDArray[Any]]]:
+        """What it holds beside its rows, in the order of the table."""
+        for part in PARTS:
+            array = getattr(self, part.name)
+            if array is not None:
+                yield part, array
 
     def open_page(self, start: int) -> NDArray[np.float16] | None:
         """Values of the rows past the last page edge, which a cache holds as its f16 tail; None where there are none.
@@ -193,9 +201,8 @@ def bad_token(tokens: NDArray[np.int32], n_vocab: int) -> BadToken | None:
 
 def array_bytes(side: SideSnapshot) -> int:
     """Bytes of everything that a side holds."""
-    arrays = (side.tail, side.prefix, side.page_means, side.channel_scale, side.query_squares)
     n_tokens, n_kv_heads, row_bytes = side.rows.shape
-    return n_tokens * n_kv_heads * row_bytes + sum(array.nbytes for array in arrays if array is not None)
+    return n_tokens * n_kv_heads * row_bytes + sum(array.nbytes for _, array in side.parts())
 
 
 def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[tuple[str, str]]:
@@ -223,20 +230,19 @@ def side_problems(layer: LayerSnapshot, side: Side, n_cells: int) -> Iterator[tu
     balanced = side == "k" and layer.balance != "off"
     if end % PAGE_TOKENS and not codec.is_float and (balanced or (layer.n_prefix and not start)):
         yield "rows", f"expected rows of whole pages beside a balance or an exact prefix, found them up to token {end}"
-    for name, (shape, dtype) in _expected_parts(layer, side, n_cells).items():
-        array = getattr(held, name)
+    shapes = _expected_shapes(layer, side, n_cells)
+    for part in PARTS:
+        array, shape = getattr(held, part.name), shapes[part.name]
         if array is None and 0 in shape:
             continue
-        if array is None or 0 in shape or array.shape != shape or array.dtype != dtype:
+        if array is None or 0 in shape or array.shape != shape or array.dtype != part.dtype:
             found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
-            wanted = "none" if 0 in shape else f"{np.dtype(dtype)} {list(shape)}"
-            yield name, f"expected {wanted}, found {found}"
+            wanted = "none" if 0 in shape else f"{np.dtype(part.dtype)} {list(shape)}"
+            yield part.name, f"expected {wanted}, found {found}"
 
 
-def _expected_parts(
-    layer: LayerSnapshot, side: Side, n_cells: int
-) -> dict[str, tuple[tuple[int, ...], type[np.floating[Any]]]]:
-    """Shape and dtype that the parts of a side must have; with a 0 in its shape, a part is better not there."""
+def _expected_shapes(layer: LayerSnapshot, side: Side, n_cells: int) -> dict[str, tuple[int, ...]]:
+    """Shapes that the parts of a side must have; with a 0 in its shape, a part is better not there."""
     held = layer.side(side)
     heads, dim, start = layer.n_kv_heads, held.codec.head_dim, layer.start
     end = start + held.rows.shape[0]
@@ -249,9 +255,9 @@ def _expected_parts(
     squares = held.query_squares
     n_squares = squares.shape[1] if squares is not None and squares.ndim == 3 and held.channel_scale is None else 0
     return {
-        "tail": ((0 if held.tail is None else len(held.tail), heads, dim), np.float16),
-        "prefix": ((n_prefix, heads, dim), np.float16),
-        "page_means": ((max(n_pages, 0) if balanced else 0, heads, dim), np.float16),
-        "channel_scale": ((heads, dim) if scaled and has_scale else (0,), np.float32),
-        "query_squares": ((heads, min(n_squares, n_cells), dim) if scaled else (0,), np.float32),
+        "tail": (0 if held.tail is None else len(held.tail), heads, dim),
+        "prefix": (n_prefix, heads, dim),
+        "page_means": (max(n_pages, 0) if balanced else 0, heads, dim),
+        "channel_scale": (heads, dim) if scaled and has_scale else (0,),
+        "query_squares": (heads, min(n_squares, n_cells), dim) if scaled else (0,),
     }

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tqgguf.formats.blocks.balance import SCALE_LIMITS
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.blocks.codec import Side
 from tqgguf.formats.blocks.kv_size import SIDES
@@ -77,24 +76,14 @@ def _refusal(layer: LayerSnapshot, side: Side, problem: ValueProblem) -> FormatE
 
 
 def part_problems(layer: LayerSnapshot, side: Side) -> Iterator[ValueProblem]:
-    """f16 and f32 parts must be finite, scales and squares within their limits. While page 0 is the tail, it holds the
-    exact prefix too: the same values."""
+    """Numbers of parts must be sound. While page 0 is the tail, it holds the exact prefix too: the same values."""
     held = layer.side(side)
-    low, high = SCALE_LIMITS
-    for part in ("tail", "prefix", "page_means", "channel_scale", "query_squares"):
-        array = getattr(held, part)
-        if array is None or not array.size:
-            continue
-        sound, expected = np.isfinite(array), "a finite number"
-        if part == "channel_scale":
-            sound, expected = (array >= low) & (array <= high), f"a number from {low:g} to {high:g}"
-        elif part == "query_squares":
-            # a query beyond float32's squares says nothing, and is kept as it is
-            sound, expected = array >= 0, "a number >= 0"
+    for part, array in held.parts():
+        sound = part.is_sound(array)
         if not sound.all():
             i = int(np.argmin(sound))
-            message = f"value {i}: expected {expected}, found {array.reshape(-1)[i]}"
-            yield ValueProblem("part-value", part, i * array.itemsize, message)
+            message = f"value {i}: expected {part.expected}, found {array.reshape(-1)[i]}"
+            yield ValueProblem("part-value", part.name, i * array.itemsize, message)
     if held.prefix is None or held.tail is None or layer.start or held.rows.shape[0]:
         return
     n = min(len(held.prefix), len(held.tail))

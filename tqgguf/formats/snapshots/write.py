@@ -30,7 +30,6 @@ from tqgguf.formats.snapshots.format import (
     CHUNK_BYTES,
     CODEC_VERSION,
     CODECS,
-    F16,
     F32,
     GENERAL_TYPE,
     I8,
@@ -48,8 +47,6 @@ from tqgguf.formats.snapshots.values import check_parts, checked_slices, not_wri
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
-
-_ARRAYS = {"tail": F16, "prefix": F16, "page_means": F16, "channel_scale": F32, "query_squares": F32}
 
 
 @dataclass(frozen=True)
@@ -108,11 +105,8 @@ def _parts(snapshot: Snapshot, codecs: tuple[StoredCodec, ...]) -> Iterator[_Par
             yield _array_part(codec_tensor(i, name), ggml_type, table)
     for layer in snapshot.layers:
         for side in SIDES:
-            held = layer.side(side)
-            for field, ggml_type in _ARRAYS.items():
-                array = getattr(held, field)
-                if array is not None:
-                    yield _array_part(side_tensor(layer.layer, side, field), ggml_type, array)
+            for part, array in layer.side(side).parts():
+                yield _array_part(side_tensor(layer.layer, side, part.name), part.ggml_type, array)
             yield _rows_part(side_tensor(layer.layer, side, "rows"), layer, side)
 
 

@@ -12,13 +12,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.blocks.codec import Codec
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime.attention.arithmetic import Arithmetic, MlxArithmetic, NumpyArithmetic
 from tqgguf.runtime.attention.attend import attend_tiles
 from tqgguf.runtime.attention.reads import Reads
 from tqgguf.runtime.kv import block_ops
-from tqgguf.runtime.kv.balance import page_mean_mlx, page_mean_numpy
+from tqgguf.runtime.kv.balance import page_mean_mlx, page_mean_numpy, page_scale_mlx
 from tqgguf.runtime.kv.page_encoder import PageEncoder
 from tqgguf.runtime.kv.pages import PAGE, Growth, Pages, Pair, Query, SidePages, SideView, first_seen_page
 
@@ -132,6 +133,9 @@ class Backend(PageEncoder):
         """A function of arrays whose shapes do not change from call to call, as MLX compiles it where that can be."""
         return function
 
+    def wait(self) -> None:
+        """Return when what has been asked for can be evaluated without another compiler's delay."""
+
     def n_shares(self, pages: Pages, n_kv_heads: int, group_size: int, window: int | None) -> int:
         """What a compiled step makes of the number of its pages: the same graph serves all that have the same.
         group_size: query heads of a KV head."""
@@ -211,6 +215,11 @@ class MlxBackend(Backend):
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         return page_mean_mlx(rows, n_skipped)
 
+    def page_scale(
+        self, page: mx.array, mean: mx.array, query_squares: mx.array | None, n_skipped: int, layout: RopeLayout
+    ) -> mx.array:
+        return page_scale_mlx(page, mean, query_squares, n_skipped, layout)
+
     def join(self, growth: Growth) -> Pair:
         at = mx.array(growth.offset, dtype=mx.int32) if growth.position is None else growth.position[0]
         row = mx.arange(PAGE) - at % PAGE
@@ -223,7 +232,7 @@ class MlxBackend(Backend):
         return k, v
 
     def compiles(self, k: Codec, v: Codec) -> bool:
-        return not k.is_float and not v.is_float
+        return all(codec.cache_type == "f16" or not codec.is_float for codec in (k, v))  # tails are f16
 
     def compiled(self, function: Any) -> Any:
         return mx.compile(function)
@@ -242,7 +251,7 @@ class MlxBackend(Backend):
 def _attend_in_page(q: mx.array, pages: Pages, tails: Pair, at: mx.array, query: Query) -> mx.array:
     """Attention of one row whose position is a number on the device: what it must not see is masked."""
     own_start, first = at // PAGE * PAGE, pages.first_page
-    last = min(side.first_page + side.codes.shape[0] for side in (pages.k, pages.v) if side.codes is not None)
+    last = min(side.first_page + side.n_there for side in (pages.k, pages.v))
     places = mx.concatenate([mx.arange(first * PAGE, last * PAGE), own_start + mx.arange(PAGE)])
     seen = (places <= at) & ((mx.arange(places.size) >= (last - first) * PAGE) | (places < own_start))
     if query.window is not None:

@@ -65,7 +65,8 @@ class CBackend(NumpyBackend):
     ) -> tuple[mx.array, Pair]:
         """As `Backend` has it; of several sequences too, whose work threads share."""
         k, v = pages.k.codec, pages.v.codec
-        if not self._takes(q, k, v) or any(new.dtype not in FLOAT_KINDS for new in growth.new):
+        in_blocks, reads_new = not k.is_float and not v.is_float, all(new.dtype in FLOAT_KINDS for new in growth.new)
+        if not (in_blocks and reads_new and self._takes(q, k, v)):
             return super().append_and_attend(q, pages, growth, query, reads)
         tails = growth.joined or self.own_tails(growth)
         common = common_steps(pages, growth, q.shape[1], query)
@@ -78,7 +79,7 @@ class CBackend(NumpyBackend):
         return _as(out, q.dtype), tails
 
     def answers_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
-        return n_rows <= self._most_rows(n_rows) and is_supported(k) and is_supported(v)
+        return not k.is_float and not v.is_float and self._answers(k, v, n_rows)
 
     def attend(
         self,
@@ -106,12 +107,11 @@ class CBackend(NumpyBackend):
         return _as((parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))[None], q.dtype)
 
     def _takes(self, q: mx.array, k: Codec, v: Codec) -> bool:
-        n_rows = q.shape[2]
-        return q.dtype in FLOAT_KINDS and self.answers_batches(k, v, n_rows)
+        return q.dtype in FLOAT_KINDS and self._answers(k, v, q.shape[2])
 
-    def _most_rows(self, n_rows: int) -> int:
-        """Rows of a step up to which C answers it."""
-        return self.most_rows or MOST_ROWS.get(self.library.path_name, n_rows)
+    def _answers(self, k: Codec, v: Codec, n_rows: int) -> bool:
+        most = self.most_rows or MOST_ROWS.get(self.library.path_name, n_rows)
+        return n_rows <= most and is_supported(k) and is_supported(v)
 
 
 def _as(out: NDArray[np.float32], dtype: mx.Dtype) -> mx.array:

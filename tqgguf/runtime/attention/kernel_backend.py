@@ -135,13 +135,17 @@ class KernelBackend(MlxBackend):
         return out.astype(q.dtype), tails
 
     def answers_batches(self, k: Codec, v: Codec, n_rows: int) -> bool:
-        return n_rows <= self.most_rows and refusal_of(k, v) is None
+        in_blocks = not k.is_float and not v.is_float
+        return in_blocks and n_rows <= self.most_rows and refusal_of(k, v) is None
 
     def compiles(self, k: Codec, v: Codec) -> bool:
         return refusal_of(k, v) is None
 
     def compiled(self, function: Any) -> Any:
         return self.launcher.compiled(function)
+
+    def wait(self) -> None:
+        self.launcher.wait()
 
     def n_shares(self, pages: Pages, n_kv_heads: int, group_size: int, window: int | None) -> int:
         return n_shares(self.launcher, pages, n_kv_heads, group_size, window)

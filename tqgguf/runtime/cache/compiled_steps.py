@@ -62,6 +62,8 @@ class CompiledSteps:
             return None
         try:
             out = page.step(token)
+            if not self._is_checked:
+                caches[0].backend.wait()
             if not self._is_checked and bool(mx.any(mx.isnan(out))):
                 raise RequestError("the model reads keys or values in another way than by attention")
         except Exception as error:  # of whatever kind: models raise what they like when they cannot be traced

@@ -19,6 +19,7 @@ from tqgguf.runtime.attention.backend import Backend
 from tqgguf.runtime.attention.reads import Usage
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
 from tqgguf.runtime.kv.rope_layout import rope_layouts
+from tqgguf.runtime.kv.settings import LayerSettings
 from tqgguf.runtime.models.loaded_model import fingerprint_of, network_of
 
 
@@ -48,11 +49,34 @@ def make_prompt_cache(
     cannot read blocks is an error. usage: count into this instead. RequestError: no model, an unknown type, or, at the
     first token, a head size that a type cannot hold (naming the layer).
     """
+    return make_caches(
+        model,
+        CacheSpec(type_k, type_v, n_prefix, balance),
+        channel_scales=channel_scales,
+        tail=tail,
+        usage=usage or Usage(strict=strict),
+        backend=backend,
+        keeps_pages=keeps_pages,
+        rolls_back=rolls_back,
+    )
+
+
+def make_caches(
+    model: Any,
+    spec: CacheSpec,
+    *,
+    channel_scales: Mapping[int, mx.array | NDArray[np.float32]] | None = None,
+    tail: bool = True,
+    usage: Usage | None = None,
+    backend: Backend | None = None,
+    keeps_pages: bool = False,
+    rolls_back: bool = True,
+) -> list[Any]:
+    """The same for whoever has a `CacheSpec`; see `make_prompt_cache` for arguments and errors."""
     network = network_of(model)
-    spec = CacheSpec(type_k, type_v, n_prefix, balance)
     spec.check()
     hook.install()
-    usage = usage or Usage(strict=strict)
+    usage = usage or Usage()
     ropes = dict(enumerate(rope_layouts(network)))
     if not isinstance(channel_scales, Mapping | None):
         raise RequestError(f"channel scales: expected them by layer, found {type(channel_scales).__name__}")
@@ -62,20 +86,12 @@ def make_prompt_cache(
     windows = [cache.max_size if _is_sliding(cache) else None for cache in caches]
     for layer, (cache, types) in enumerate(zip(caches, spec.resolve(len(caches)), strict=True)):
         if type(cache) is KVCache or windows[layer] is not None:
-            made = caches[layer] = BlockKVCache(
-                types.type_k,
-                types.type_v,
-                layer=layer,
-                window=windows[layer],
-                n_prefix=types.n_prefix,
-                balance=types.balance,
-                rope=ropes.get(layer, NOT_ROTATED),
+            made = caches[layer] = BlockKVCache.of(
+                LayerSettings(types, layer, windows[layer], ropes.get(layer, NOT_ROTATED), tail, rolls_back),
                 channel_scale=scales.get(layer),
-                tail=tail,
                 usage=usage,
                 backend=backend,
                 keeps_pages=keeps_pages,
-                rolls_back=rolls_back,
                 windows=sorted({window for window in windows if window is not None}),
             )
             made.fingerprint = fingerprint

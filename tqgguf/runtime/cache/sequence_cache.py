@@ -80,6 +80,24 @@ class SequenceCache(_BaseCache):
         settings.check()
         self._start(settings, channel_scale, usage or Usage(), backend or default_backend())
 
+    @classmethod
+    def of(
+        cls,
+        settings: LayerSettings,
+        *,
+        channel_scale: mx.array | NDArray[np.float32] | None = None,
+        usage: Usage | None = None,
+        backend: Backend | None = None,
+        keeps_pages: bool = False,
+        windows: Sequence[int] = (),
+    ) -> Self:
+        """A cache of a layer whose settings are known."""
+        settings.check()
+        made = cls.__new__(cls)
+        made.keeps_pages, made.windows = keeps_pages, tuple(windows)
+        made._start(settings, channel_scale, usage or Usage(), backend or default_backend())
+        return made
+
     def _start(
         self,
         settings: LayerSettings,
@@ -111,8 +129,8 @@ class SequenceCache(_BaseCache):
 
     @property
     def pages(self) -> Pages:
-        """The whole pages of both block sides; the same object until there are others."""
-        k, v = self._block_sides()
+        """The whole pages of both sides; the same object until there are others."""
+        k, v = self._both_sides()
         if self._pages is None or self._pages.k is not k.pages or self._pages.v is not v.pages:
             self._pages = Pages(k.pages, v.pages)
         return self._pages
@@ -121,27 +139,26 @@ class SequenceCache(_BaseCache):
         """Whether these are still the whole pages, and every row has been joined."""
         if self._sides is None or self._step is not None:
             return False
-        k, v = self._block_sides()
+        k, v = self._both_sides()
         return pages.k is k.pages and pages.v is v.pages
 
     @property
     def tails(self) -> Pair:
         """K's and V's, as `Growth` has them."""
-        k, v = self._block_sides()
+        k, v = self._both_sides()
         return k.room(), v.room()
 
     def take(self, tails: Pair) -> None:
         """Take over tails that one more row has been joined to."""
-        k, v = self._block_sides()
+        k, v = self._both_sides()
         n_tail = k.n_tail + 1
         for side, tail in zip((k, v), tails, strict=True):
             side.take(tail, n_tail)
         self.offset += 1
 
-    def _block_sides(self) -> tuple[BlockSide, BlockSide]:
-        k, v = self._sides or (None, None)
-        assert isinstance(k, BlockSide) and isinstance(v, BlockSide)
-        return k, v
+    def _both_sides(self) -> tuple[BlockSide | FloatSide, BlockSide | FloatSide]:
+        assert self._sides is not None
+        return self._sides
 
     @property
     def is_watched(self) -> bool:

@@ -38,12 +38,12 @@ def capture_layers(caches: Sequence[Any]) -> tuple[LayerSnapshot, ...]:
     """What the BlockKVCaches among a model's caches hold, one entry for each that holds tokens.
 
     The snapshot reads the caches while it is written: they must not change before that is done. RequestError: a cache
-    of another kind holds something (a recurrent state, mlx-lm's own), which a snapshot cannot hold.
+    of another kind holds something (a recurrent state, mlx-lm's own), which a prompt cache in a file cannot hold.
     """
     for layer, cache in enumerate(caches):
         if not isinstance(cache, BlockKVCache) and not cache.empty():
             raise RequestError(
-                f"layer {layer}: its cache is a {type(cache).__name__}, which a snapshot cannot hold; "
+                f"layer {layer}: its cache is a {type(cache).__name__}, which a prompt cache in a file cannot hold; "
                 "expected caches of tqgguf.make_prompt_cache"
             )
     ours = [cache for cache in caches if isinstance(cache, BlockKVCache) and cache.sides is not None]
@@ -61,7 +61,7 @@ def restore_layers(snapshot: Snapshot, caches: Sequence[Any]) -> None:
     held = {layer.layer: layer for layer in snapshot.layers}
     if snapshot.n_cells and ours.keys() != held.keys():
         raise RequestError(
-            f"snapshot: expected layers {_numbers(ours)}, found {_numbers(held)}: it is of another model"
+            f"prompt cache: expected layers {_numbers(ours)}, found {_numbers(held)}: it is of another model"
         )
     for number, layer in held.items():
         _check_settings(number, settings_of(layer), ours[number].settings)

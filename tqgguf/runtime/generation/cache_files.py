@@ -20,7 +20,7 @@ from tqgguf.formats.snapshots.snapshot import UNKNOWN_TOKEN, Snapshot
 from tqgguf.formats.snapshots.write import write_snapshot
 from tqgguf.formats.wording import shown
 from tqgguf.runtime.cache.kv_cache import BlockKVCache
-from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
+from tqgguf.runtime.cache.make_prompt_cache import make_caches
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers
 from tqgguf.runtime.models.loaded_model import LoadedModel, network_of
 
@@ -119,7 +119,7 @@ def load_prompt_cache(
     n_layers = len(network.layers)
     spec = spec_of(snapshot, n_layers)
     check_cache(path, snapshot, spec, n_layers, n_ctx=snapshot.n_cells)
-    made = make_prompt_cache(network, spec.type_k, spec.type_v, n_prefix=spec.n_prefix, balance=spec.balance)
+    made = make_caches(network, spec)
     with naming(path):
         restore_layers(snapshot, made)
     return (made, snapshot.tokens[: snapshot.n_cells].tolist()) if return_tokens else made

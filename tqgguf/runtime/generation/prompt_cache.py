@@ -19,7 +19,7 @@ from tqgguf.formats.atomic import check_target
 from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.blocks.kv_size import SIDES
 from tqgguf.formats.carriers.recode import recode_snapshot
-from tqgguf.formats.carriers.table import Foreign, carrier_kind, open_carrier, write_carrier
+from tqgguf.formats.carriers.table import Foreign, carrier_kind, check_replaceable, open_carrier, write_carrier
 from tqgguf.formats.errors import RequestError, TqggufError, naming
 from tqgguf.formats.file_kind import STATE_KINDS, FileKind
 from tqgguf.formats.llama.to_snapshot import ImportOptions, lasting_origin
@@ -46,6 +46,8 @@ class PromptCache:
     reads_only: bool = False
     keeps_all: bool = False
     notices: tuple[str, ...] = ()
+    replaces: bool = False
+    """Whether it is made in place of one that holds something."""
 
     @property
     def tokens(self) -> list[int]:
@@ -134,6 +136,15 @@ def open_prompt_cache(
         check_model(readable(name), snapshot, config.architecture, opened.fingerprint, shapes, config.vocab_size)
         made.snapshot = snapshot
     return made
+
+
+def new_prompt_cache(path: str) -> PromptCache:
+    """A prompt cache to be made, in place of one that may be there. RequestError: it cannot be written there, or what
+    is there is no prompt cache.
+    """
+    check_target(path)
+    check_replaceable(path)
+    return PromptCache(path, replaces=_is_there(path))
 
 
 def _as_native(made: PromptCache, snapshot: Snapshot) -> Snapshot:

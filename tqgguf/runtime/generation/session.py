@@ -21,11 +21,12 @@ from tqgguf.formats.blocks.cache_spec import CacheSpec, LayerTypes
 from tqgguf.formats.blocks.kv_size import kv_bytes
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.snapshots.snapshot import Snapshot
+from tqgguf.runtime import backends
 from tqgguf.runtime.attention.backend import Backend
 from tqgguf.runtime.attention.reads import Reads, Usage
 from tqgguf.runtime.cache.compiled_steps import CompiledSteps
 from tqgguf.runtime.cache.kv_cache import BlockKVCache, can_go_back
-from tqgguf.runtime.cache.make_prompt_cache import make_prompt_cache
+from tqgguf.runtime.cache.make_prompt_cache import make_caches
 from tqgguf.runtime.cache.snapshots import capture_layers, restore_layers
 from tqgguf.runtime.generation.prompt_pieces import PromptPieces
 from tqgguf.runtime.models.load import LoadedModel
@@ -127,13 +128,9 @@ class Session:
         """An evaluation was broken off, so that the layers may hold different tokens."""
 
     def _new_cache(self) -> list[Any]:
-        spec = self.spec
-        return make_prompt_cache(
+        return make_caches(
             self.loaded.model,
-            spec.type_k,
-            spec.type_v,
-            n_prefix=spec.n_prefix,
-            balance=spec.balance,
+            self.spec,
             channel_scales=self.channel_scales,
             usage=self.usage,
             keeps_pages=self.keeps_pages,
@@ -218,7 +215,9 @@ class Session:
         changed then.
         """
         if snapshot.chunk and snapshot.chunk != self.chunk:
-            raise RequestError(f"snapshot: evaluated in chunks of {snapshot.chunk} tokens, expected {self.chunk} (-ub)")
+            raise RequestError(
+                f"prompt cache: evaluated in chunks of {snapshot.chunk} tokens, expected {self.chunk} (-ub)"
+            )
         cache = self._new_cache()
         restore_layers(snapshot, cache)
         self.cache = cache
@@ -268,6 +267,9 @@ class Session:
         else:
             self.loaded.fill(tokens, self.cache)
         end = len(self.tokens) + len(ids)
+        for cache in self.cache[:1]:  # all layers have one backend
+            if isinstance(cache, BlockKVCache):
+                cache.backend.wait()
         if logits is None or len(ids) > 1 or end % PAGE_TOKENS == 0:
             mx.eval(logits, [c.state for c in self.cache])
         else:  # attention has read the token's rows, so that nothing else is left to evaluate before the page is full
@@ -278,6 +280,12 @@ class Session:
             return np.array(logits.astype(mx.float32))
         mx.clear_cache()
         return None
+
+    @property
+    def kernels_compiled(self) -> tuple[int, float]:
+        """How many kernels were compiled to be kept for later processes, and the seconds waited for them."""
+        backend = next((cache.backend for cache in self.cache if isinstance(cache, BlockKVCache)), None)
+        return (0, 0.0) if backend is None else backends.kernels_compiled(backend)
 
     def report(self) -> CacheReport:
         """What the cache holds now and what attention has read so far."""

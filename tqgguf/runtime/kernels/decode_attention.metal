@@ -32,7 +32,7 @@
   const uint sequence = BATCHED ? any_head / n_heads : 0u, head = BATCHED ? any_head % n_heads : any_head;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const uint group_size = uint(sizes[AT_group_size]), n_rows = uint(sizes[AT_n_rows]), offset = uint(position[2u * sequence]);
-  const uint n_coded = uint(sizes[AT_n_coded]), own_start = offset / 128u * 128u;
+  const uint n_coded = uint(sizes[AT_n_coded]), own_start = offset / PAGE * PAGE;
   const uint window = uint(sizes[AT_window]);
   const uint first_column = threadgroup_position_in_grid.z * uint(8 * TILES), n_columns = group_size * n_rows;
 
@@ -55,9 +55,9 @@
 
   // Coded: the threadgroup's run of steps, over which its simdgroups take turns. Else steps of the exact prefix, then of
   // the own page. The first step's keys are on their way while queries are prepared.
-  const uint steps_of_page = uint(128 / STEP);
-  const uint first_seen = offset >= reach ? (offset - reach + 1u) / 128u : 0u;
-  const uint first_page = metal::max(first_seen, uint(sizes[AT_first_page])), n_pages = own_start / 128u - first_page;
+  const uint steps_of_page = PAGE / uint(STEP);
+  const uint first_seen = offset >= reach ? (offset - reach + 1u) / PAGE : 0u;
+  const uint first_page = metal::max(first_seen, uint(sizes[AT_first_page])), n_pages = own_start / PAGE - first_page;
   const uint n_own = offset + (BATCHED ? uint(position[2u * sequence + 1u]) : n_rows) - own_start;
   const uint n_prefix = first_page > 0u || own_start == 0u ? 0u : uint(sizes[AT_n_prefix]);
   const uint prefix_steps = (n_prefix + uint(STEP) - 1u) / uint(STEP);
@@ -70,16 +70,16 @@
   const uint k_stride = K_TYPE == F16 ? n_heads * uint(CodedK::part::row_bytes) : uint(CodedK::part::row_bytes);
   const uint v_stride = V_TYPE == F16 ? n_heads * uint(CodedV::part::row_bytes) : uint(CodedV::part::row_bytes);
   // Where a plane with `first` has the head's rows of the step.
-#define row_index(first) (((BATCHED ? slot : (first) + step / steps_of_page) * n_heads + head) * 128u + step % steps_of_page * uint(STEP))
+#define row_index(first) (((BATCHED ? slot : (first) + step / steps_of_page) * n_heads + head) * PAGE + step % steps_of_page * uint(STEP))
   uint k_row = row_index(k_first), v_row = row_index(v_first);
 #define ROWS_OF(TYPE, codes, scales_plane, layout, stride, first, row)                                                              \
   StepRows<false> {                                                                                                                  \
-    (const device uchar*)codes + (TYPE == F16 ? ulong((first) * 128u + step * uint(STEP)) * ulong(stride) + head * uint(layout::part::row_bytes) \
+    (const device uchar*)codes + (TYPE == F16 ? ulong((first) * PAGE + step * uint(STEP)) * ulong(stride) + head * uint(layout::part::row_bytes) \
                                               : ulong(row) * ulong(uint(layout::part::row_bytes))),                     \
         (const device half*)scales_plane + (has_scale(TYPE) ? ulong(row) * ulong(uint(layout::scales)) : ulong(0u)), stride, 0u \
   }
   StepKeys<CodedK, KEY_TILES> keys;
-  constexpr int PAGES_ON = larger(1, SIMDGROUPS * STEP / 128);  // from page to page of a simdgroup
+  constexpr int PAGES_ON = larger(1, SIMDGROUPS * STEP / int(PAGE));  // from page to page of a simdgroup
   StepKeys<PlainK, 1> means_of_lane;
   uint means_page = step / steps_of_page;  // pages since first_page
   const device half* means = (const device half*)page_means + ((BATCHED ? 0u : k_first * n_heads) + head) * uint(K_DIM);
@@ -169,12 +169,12 @@
       }
       float scores[KEY_TILES][TILES][4];
       score<CodedK, TILES, KEY_TILES>(keys, coded_query, coded_factor, page_offset, table, k_address, lane, scores);
-      const uint first_key = first_page * 128u + step * uint(STEP);
+      const uint first_key = first_page * PAGE + step * uint(STEP);
       step += uint(SIMDGROUPS);
       slot = next_slot;
       if (!BATCHED && uint(SIMDGROUPS) % steps_of_page == 0u) {  // whole pages on
-        k_row += uint(SIMDGROUPS) / steps_of_page * n_heads * 128u;
-        v_row += uint(SIMDGROUPS) / steps_of_page * n_heads * 128u;
+        k_row += uint(SIMDGROUPS) / steps_of_page * n_heads * PAGE;
+        v_row += uint(SIMDGROUPS) / steps_of_page * n_heads * PAGE;
       } else {
         k_row = row_index(k_first);
         v_row = row_index(v_first);

@@ -36,8 +36,6 @@ _COLUMN_STEP = 32  # columns of a page table come so many at a time: compiled st
 def refusal_of(k: Codec, v: Codec) -> str | None:
     """Why the kernels cannot read pages and tails of these types, if they cannot."""
     for name, codec in (("K", k), ("V", v)):
-        if codec.is_float:
-            return f"{name} is {codec.cache_type}: pages and tails are read from blocks on both sides"
         if not is_supported(codec):
             return f"{name} is {codec.cache_type} with head size {codec.head_dim}: the kernels do not read it"
     return None
@@ -202,7 +200,7 @@ def _prepare(
     }
     inputs = dict(plan.constants)
     for name, side, rows in (("k", k, own[0]), ("v", v, own[1])):
-        prefix = _prefix_rows(side, rows, n_prefix)
+        prefix = _prefix_rows(side, n_prefix)
         inputs |= zip(
             (f"{name}_codes", f"{name}_scales", f"{name}_prefix"), (*_planes(side), prefix.array), strict=True
         )
@@ -221,8 +219,8 @@ def _prepare(
 
 def _planes(side: SidePages) -> Pair:
     """Codes and scales of whole pages; a float side's rows, token by token as they are held."""
-    if isinstance(side, SideView) and side.codec.is_float:
-        return side.rows.swapaxes(0, 1), nothing(mx.float16)
+    if side.codec.is_float:
+        return side.token_rows, nothing(mx.float16)
     return given(side.codes, mx.uint8), given(side.scales, mx.float16)
 
 
@@ -236,11 +234,12 @@ def _own_rows(side: SideView, own_start: int, end: int) -> _Rows:
     )
 
 
-def _prefix_rows(side: SidePages, own: _Rows, n_prefix: int) -> _Rows:
+def _prefix_rows(side: SidePages, n_prefix: int) -> _Rows:
     """Of a float side they are its first rows."""
     if not n_prefix:
         return _Rows(nothing(mx.float16), 0, 0)
     if side.prefix is None:
-        return own._replace(start=0)
+        rows = side.token_rows
+        return _Rows(rows, rows.shape[1] * rows.shape[2], rows.shape[2])
     head_dim = side.codec.head_dim
     return _Rows(side.prefix, head_dim, n_prefix * head_dim)

@@ -31,9 +31,9 @@
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint stride = threadgroups_per_grid.x * uint(SIMDGROUPS) * 8u;
   for (uint first = (threadgroup_position_in_grid.x * uint(SIMDGROUPS) + simdgroup_index_in_threadgroup) * 8u; first < n_tokens; first += stride) {
-    const uint token = first + lane / 4u, key = start + token, page = key / 128u - uint(sizes[AT_codes_page]);
+    const uint token = first + lane / 4u, key = start + token, page = key / PAGE - uint(sizes[AT_codes_page]);
     const bool coded = token < n_coded && key >= n_prefix;
-    const ulong row = ulong((page * n_heads + head) * 128u + key % 128u);
+    const ulong row = ulong((page * n_heads + head) * PAGE + key % PAGE);
     // of the row, or of the tile that it lies in
     const device uchar* row_codes = (const device uchar*)codes + (TILED ? row - ulong(key % 16u) : row) * ulong(uint(Row::row_bytes));
     UNROLL for (int span = 0; span < DIM / SPAN; ++span) {

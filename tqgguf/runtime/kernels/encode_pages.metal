@@ -13,24 +13,24 @@
   constexpr float BEYOND = 3.0e38f;  // the reach of a row with a value that is not finite
   constexpr int UNIT = TILED ? 4 : 1;
   SHARED(float, mean, DIM);  // the channels' middles, until it is known
-  SHARED(float, reach, CENTRED ? 128 : 1);
-  SHARED(uint, counts, CENTRED ? 128 : 1);
+  SHARED(float, reach, CENTRED ? int(PAGE) : 1);
+  SHARED(uint, counts, CENTRED ? int(PAGE) : 1);
   SHARED(uint, staged, TILED ? SIMDGROUPS * 4 * DIM / 4 : 1);  // codes of a unit, four to a word: value d of four tokens
   const uint page = threadgroup_position_in_grid.x, head = threadgroup_position_in_grid.y;
   const uint n_pages = threadgroups_per_grid.x, n_heads = threadgroups_per_grid.y;
   const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const uint n_skipped = page == 0u ? uint(sizes[AT_n_skipped]) : 0u;
-  const device T* page_rows = rows + (ulong(head * n_pages + page) * ulong(128 * DIM));
+  const device T* page_rows = rows + (ulong(head * n_pages + page) * ulong(PAGE * uint(DIM)));
 
   if (CENTRED) {
     // Rows far outside are left out of the mean: those whose reach, their largest distance from the channels' middles, is above
     // FAR_OUTSIDE times the middle reach, which is to say times that of more than (n - 1) / 2 rows. Nor does a row count that is
     // not finite. Nobody can refuse it here: such values become 0.
-    const uint n_rows = 128u - n_skipped, own = uint(32 * SIMDGROUPS);
+    const uint n_rows = PAGE - n_skipped, own = uint(32 * SIMDGROUPS);
     for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += own)
       mean[d] = n_rows ? lower_median(page_rows + n_skipped * uint(DIM) + d, n_rows, uint(DIM)) : 0.0f;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint token = n_skipped + simdgroup; token < 128u; token += uint(SIMDGROUPS)) {
+    for (uint token = n_skipped + simdgroup; token < PAGE; token += uint(SIMDGROUPS)) {
       float most = 0.0f;
       UNROLL for (int i = 0; i < PER_LANE; ++i) {
         const uint d = uint(i) * 32u + lane;
@@ -41,16 +41,16 @@
       if (lane == 0u) reach[token] = most;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint token = n_skipped + thread_index_in_threadgroup; token < 128u; token += own) {
+    for (uint token = n_skipped + thread_index_in_threadgroup; token < PAGE; token += own) {
       uint further_in = 0u;
-      for (uint other = n_skipped; other < 128u; ++other) further_in += reach[token] > FAR_OUTSIDE * reach[other] ? 1u : 0u;
+      for (uint other = n_skipped; other < PAGE; ++other) further_in += reach[token] > FAR_OUTSIDE * reach[other] ? 1u : 0u;
       counts[token] = further_in > (n_rows - 1u) / 2u || reach[token] >= BEYOND ? 0u : 1u;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint d = thread_index_in_threadgroup; d < uint(DIM); d += own) {
       float sum = 0.0f;
       uint n_counted = 0u;
-      for (uint token = n_skipped; token < 128u; ++token) {
+      for (uint token = n_skipped; token < PAGE; ++token) {
         if (counts[token] == 0u) continue;
         sum += float(page_rows[token * uint(DIM) + d]);
         n_counted += 1u;
@@ -61,7 +61,7 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  for (uint turn = simdgroup * uint(UNIT); turn < 128u; turn += uint(SIMDGROUPS * UNIT)) {
+  for (uint turn = simdgroup * uint(UNIT); turn < PAGE; turn += uint(SIMDGROUPS * UNIT)) {
    uint four_codes[PER_LANE];
    for (uint token = turn; token < turn + uint(UNIT); ++token) {
     float x[PER_LANE];
@@ -116,7 +116,7 @@
       }
     }
 
-    const ulong row = ulong((page * n_heads + head) * 128u + token);
+    const ulong row = ulong((page * n_heads + head) * PAGE + token);
     if (lane == 0u) {
       UNROLL for (int g = 0; g < PER_LANE / PER_GROUP; ++g) scales[row * ulong(PER_LANE / PER_GROUP) + ulong(uint(g))] = half(scale[g]);
     }

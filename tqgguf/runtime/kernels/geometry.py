@@ -39,36 +39,39 @@ class ProductWalk:
 class Family:
     """threadgroups: of decode attention in all, so that all run at once. shared_bytes: threadgroup memory that a
     kernel may have. table_rows: whether tables of pairs have a row of 256 bytes for every byte of codes, so that an
-    address is one instruction. walks: by the most values (head size times tiles of query columns) that they are for.
-    product_simdgroups: that a product is spread over in all, the most of a threadgroup, and those on a processor at
-    once (0: as the compiler has it). matrix_simdgroups: of a threadgroup that decodes rows of a matrix."""
+    address is one instruction. walks: by the most values (head size times tiles of query columns) that they are for;
+    plain_walks: where a side is f16, whose rows take more registers.
+    product_simdgroups: that a product is spread over in all, the fewest and the most of a threadgroup, and those on a
+    processor at once, without and with a gate (0: as the compiler has it). matrix_simdgroups: of a threadgroup that
+    decodes rows of a matrix."""
 
     threadgroups: int
     shared_bytes: int
     table_rows: bool
     walks: tuple[tuple[int, Walk], ...]
+    plain_walks: tuple[tuple[int, Walk], ...]
     encode_simdgroups: int
     decode_simdgroups: int
     merge_simdgroups: int
-    product_simdgroups: tuple[int, int, int]
+    product_simdgroups: tuple[int, int, int, int, int]
     matrix_simdgroups: int
 
 
 _ANY = 1 << 30
 # CUDA: two threadgroups on each of an H200's 132 processors, which have 228 KB for both. Metal: what every device has.
+_METAL_WALKS = ((128, Walk(4, 2, 0)), (256, Walk(4, 1, 0)), (_ANY, Walk(2, 1, 0)))
 FAMILIES = {
-    "metal": Family(
-        128, 32768, False, ((128, Walk(4, 2, 0)), (256, Walk(4, 1, 0)), (_ANY, Walk(2, 1, 0))), 8, 8, 4, (512, 4, 0), 4
-    ),
+    "metal": Family(128, 32768, False, _METAL_WALKS, _METAL_WALKS, 8, 8, 4, (512, 1, 4, 0, 0), 4),
     "cuda": Family(
         264,
         114688,
         True,
         ((128, Walk(8, 2, 2)), (256, Walk(4, 1, 3)), (_ANY, Walk(4, 1, 2))),
+        ((64, Walk(8, 2, 2)), (128, Walk(4, 1, 3)), (_ANY, Walk(4, 1, 2))),
         16,
         8,
         8,
-        (2112, 16, 32),
+        (4224, 4, 16, 32, 16),
         8,
     ),
 }
@@ -99,7 +102,8 @@ def decode_geometry(family: Family, k: Codec, v: Codec, n_columns: int) -> Decod
     wanted = -(-n_columns // COLUMNS_OF_A_TILE)
     tiles = max(1, min(wanted, _MOST_VALUES // head_dim))
     tiles = 1 << (tiles.bit_length() - 1)
-    walk = next(walk for most, walk in family.walks if head_dim * tiles <= most)
+    walks = family.plain_walks if k.is_float or v.is_float else family.walks
+    walk = next(walk for most, walk in walks if head_dim * tiles <= most)
     one_table = bits_of(k) == bits_of(v) > 0 and k.cache_type == v.cache_type and k.block_size == v.block_size
     columns = COLUMNS_OF_A_TILE * tiles
     fixed = columns * k.head_dim * 2 * 2 + columns * 4 * 2 * (1 + walk.simdgroups)
@@ -135,12 +139,13 @@ def n_coded_splits(family: Family, n_steps: int, n_heads: int, n_chunks: int, wa
 
 
 def product_walk(family: Family, n_tiles_and_steps: tuple[int, int], steps: int, gated: bool) -> ProductWalk:
-    """For a matrix of that many tiles of rows and steps of columns, of which a simdgroup takes `steps` at a time: two
-    times or more, so that its beginning and end are a small part of what it does."""
+    """For a matrix of that many tiles of rows and steps of columns, of which a simdgroup takes `steps` at a time: so
+    many simdgroups share a tile's columns that there are enough in all, as far as each has something to do."""
     n_tiles, n_steps = n_tiles_and_steps
-    tiles = 2 if gated else 1
-    wanted, most, resident = family.product_simdgroups
-    simdgroups = 1
-    while simdgroups < most and 4 * simdgroups * steps <= n_steps and simdgroups * n_tiles < wanted:
+    wanted, fewest, most, *resident = family.product_simdgroups
+    tiles, simdgroups = (2 if gated else 1), 1
+    while simdgroups < most and 2 * simdgroups * steps <= n_steps:
+        if simdgroups >= fewest and simdgroups * n_tiles >= wanted:
+            break
         simdgroups *= 2
-    return ProductWalk(tiles, simdgroups, steps, 0 if gated else resident // simdgroups)
+    return ProductWalk(tiles, simdgroups, steps, resident[gated] // simdgroups)

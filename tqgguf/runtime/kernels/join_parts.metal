@@ -10,13 +10,13 @@
   const uint n_rows = uint(sizes[AT_n_rows]), n_pages = uint(sizes[AT_n_pages]), n_levels = uint(sizes[AT_n_levels]);
   if (index < n_rows * FOURS) {
     const uint channel = index % FOURS * 4u, row = index / FOURS + uint(sizes[AT_first_row]);
-    const uint page = row / 128u, in_page = row % 128u, n_padded = n_pages * 128u;
+    const uint page = row / PAGE, in_page = row % PAGE, n_padded = n_pages * PAGE;
     PartSum all;
     all.maximum = -1.0e30f;
     all.sum = 0.0f;
     UNROLL for (int i = 0; i < 4; ++i) all.x[i] = 0.0f;
-    const uint of_page = (page * n_heads + head) * 128u + in_page;
-    add_part(all, own + ulong((head * n_pages + page) * 128u + in_page) * ulong(DIM) + ulong(channel), own_sums[of_page]);
+    const uint of_page = (page * n_heads + head) * PAGE + in_page;
+    add_part(all, own + ulong((head * n_pages + page) * PAGE + in_page) * ulong(DIM) + ulong(channel), own_sums[of_page]);
     for (uint piece = 0u; piece < uint(sizes[AT_n_pieces]); ++piece) {
       const uint at = (piece * n_heads + head) * n_padded + row;
       add_part(all, pieces + ulong(at) * ulong(DIM) + ulong(channel), pieces_sums[at]);
@@ -27,7 +27,7 @@
     }
 #define ADD_LEVEL(i) \
     if (uint(i) < n_levels && (page >> i & 1u)) { \
-      const uint pairs = 1u << (n_levels - 1u - uint(i)), pair = page >> (i + 1), rows = 128u << i, in_pair = row - (2u * pair + 1u) * rows; \
+      const uint pairs = 1u << (n_levels - 1u - uint(i)), pair = page >> (i + 1), rows = PAGE << i, in_pair = row - (2u * pair + 1u) * rows; \
       add_part(all, level##i + ulong((head * pairs + pair) * rows + in_pair) * ulong(DIM) + ulong(channel), level##i##_sums[(pair * n_heads + head) * rows + in_pair]); \
     }
     ADD_LEVEL(0)

@@ -7,6 +7,7 @@ geometry.py knows); tests have one of their own, which runs the exact Metal text
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
+from tqgguf.formats.blocks.block_types import PAGE_TOKENS
+from tqgguf.runtime.kernels.kernel_files import KernelFiles
 from tqgguf.runtime.thread_cache import lru_cache_in_thread
 
 SIMD_LANES = 32
@@ -43,7 +46,7 @@ class Kernel:
         return text_of(f"{self.name}.metal")
 
     def header(self, family: str) -> str:
-        """The prelude of a family of devices, the parts, and the places of sizes as AT_ names."""
+        """The prelude of a family of devices, the parts, the places of sizes as AT_ names, and the tokens of a page."""
         return "".join(map(text_of, (_PRELUDES[family], *self.parts))) + self._places()
 
     def includes(self, family: str) -> tuple[str, str]:
@@ -53,7 +56,7 @@ class Kernel:
 
     def _places(self) -> str:
         places = ", ".join(f"AT_{name}" for name in self.sizes)
-        return f"namespace tq {{\nenum Size : int {{ {places} }};\n}}\n"
+        return f"namespace tq {{\nenum Size : int {{ {places} }};\nenum Page : uint {{ PAGE = {PAGE_TOKENS} }};\n}}\n"
 
 
 @dataclass(frozen=True)
@@ -118,16 +121,24 @@ class Launcher(Protocol):
         """A function of arrays that launches kernels, as MLX compiles it where that can be done."""
         return function
 
+    def wait(self) -> None:
+        """Return when the kernels that have been launched are compiled, as far as others than MLX do that."""
+
 
 class MlxLauncher(Launcher):
-    """Metal on a Mac, CUDA on NVIDIA."""
+    """Metal on a Mac, CUDA on NVIDIA. files: where CUDA's kernels are kept."""
 
-    def __init__(self, family: str) -> None:
-        self.family = family
+    def __init__(self, family: str, files: KernelFiles | None = None) -> None:
+        self.family, self.files = family, files
         self.n_launched = 0
+        self._asked: set[tuple[Any, ...]] = set()
 
     def compiled(self, function: Any) -> Any:
         return mx.compile(function)
+
+    def wait(self) -> None:
+        if self.files is not None:
+            self.files.wait()
 
     def launch(
         self,
@@ -146,19 +157,33 @@ class MlxLauncher(Launcher):
         threads: Threads,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
     ) -> Call:
+        text = kernel, template, threads.simdgroups, threads.resident, threads.at_launch
         if self.family == "cuda":
-            made, template = cuda_kernel(kernel, template, threads.simdgroups, threads.resident, threads.at_launch), ()
+            made, template = cuda_kernel(*text), ()
         else:
             made, template = metal_kernel(kernel), (*template, ("SIMDGROUPS", threads.simdgroups))
         arguments = call_arguments(template, threads, outputs)
 
         def call(inputs: Sequence[mx.array], shapes: Shapes | None = None) -> list[mx.array]:
             self.n_launched += 1
+            if self.files is not None:
+                self._want(text, [array.dtype for array in inputs], arguments["output_dtypes"])
             if shapes is not None:
                 return made(inputs=inputs, **{**arguments, "output_shapes": shapes})
             return made(inputs=inputs, **arguments)
 
         return call
+
+    def _want(self, text: tuple[Any, ...], inputs: Sequence[mx.Dtype], outputs: Sequence[mx.Dtype]) -> None:
+        """Have a CUDA kernel compiled whose call has been prepared."""
+        asked = text, *inputs, *outputs
+        if asked in self._asked or self.files is None:
+            return
+        self._asked.add(asked)
+        kernel: Kernel = text[0]
+        body, header = cuda_text(*text)
+        arguments = (zip(names, of, strict=True) for names, of in ((kernel.inputs, inputs), (kernel.outputs, outputs)))
+        self.files.want(_signature(kernel)[0], header, body, *map(tuple, arguments))
 
 
 def call_arguments(
@@ -185,11 +210,24 @@ def metal_kernel(kernel: Kernel) -> Any:
 @lru_cache(maxsize=256)
 def cuda_kernel(kernel: Kernel, template: Template, simdgroups: int, resident: int, at_launch: tuple[int, int]) -> Any:
     """MLX's CUDA kernel, its constants in its text: handing them over costs more than all else of a call."""
+    text = cuda_text(kernel, template, simdgroups, resident, at_launch)
+    return mx.fast.cuda_kernel(*_signature(kernel), *text, shared_memory=shared_memory(at_launch))
+
+
+def cuda_text(
+    kernel: Kernel, template: Template, simdgroups: int, resident: int, at_launch: tuple[int, int]
+) -> tuple[str, str]:
+    """Body and header. The header's last line stands for all that they include: what is kept under a name made of the
+    text must have another one when a file changes."""
     header, body = kernel.includes("cuda")
     constants = "".join(_cuda_constant(name, value) for name, value in (*template, ("SIMDGROUPS", simdgroups)))
     before = _launch_bounds(simdgroups, resident) + _shared_place(*at_launch)
-    text = body, before + header + constants
-    return mx.fast.cuda_kernel(*_signature(kernel), *text, shared_memory=shared_memory(at_launch))
+    return body, before + header + constants + f"// {_digest(kernel)}\n"
+
+
+@lru_cache(maxsize=32)
+def _digest(kernel: Kernel) -> str:
+    return hashlib.sha256((kernel.header("cuda") + kernel.body()).encode()).hexdigest()[:16]
 
 
 def _signature(kernel: Kernel) -> tuple[str, list[str], list[str]]:

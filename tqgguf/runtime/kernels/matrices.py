@@ -48,7 +48,6 @@ DECODE_MATRIX = Kernel(
 _GATES = {None: 0, "silu": 1, "gelu": 2}
 _COLUMN_ROWS = 8  # rows of x that a tile of columns takes
 _ARRANGE_SIMDGROUPS = 4
-_MOST_WORDS_OF_STEP = 224  # of types whose blocks are taken four steps at a time; Q8_0 has 272
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,8 @@ class BlockMatrix:
 
     @property
     def steps_at_once(self) -> int:
-        """Steps whose blocks a simdgroup takes at a time: so many that there are enough bytes under way, and no more
-        than the registers hold."""
-        most = 4 if _step_words(self.type) <= _MOST_WORDS_OF_STEP else 2
-        return max(self.steps_of_block, next(n for n in (most, 2, 1) if self.n_steps % n == 0))
+        """Steps whose blocks a simdgroup takes at a time: a block's, two of types that have several in a step."""
+        return max(self.steps_of_block, 2 if self.n_steps % 2 == 0 else 1)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ template <class T> inline float second_value(uint pair) { return high_half(pair)
 template <> inline float second_value<bfloat>(uint pair) { return as_type<float>(pair & 0xffff0000u); }
 template <class T> inline uint value_pair(float first, float second) { return pack_halves(first, second); }
 template <> inline uint value_pair<bfloat>(float first, float second) {
-  return uint(as_type<ushort>(bfloat(first))) | uint(as_type<ushort>(bfloat(second))) << 16;
+  return pack_bfloats(first, second);
 }
 // The float of which T has all bits, in both halves.
 template <class T> inline uint same_pair(float exact) { return value_pair<T>(exact, exact); }

@@ -70,6 +70,11 @@ __forceinline__ uint pack_halves(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
+__forceinline__ uint pack_bfloats(float low, float high) {
+  uint word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
 __forceinline__ uint low_halves(uint x, uint y) { return __byte_perm(x, y, 0x5410); }
 __forceinline__ uint high_halves(uint x, uint y) { return __byte_perm(x, y, 0x7632); }
 __forceinline__ uint double_bytes(uint x) { return __byte_perm(x, 0u, 0x1100); }

@@ -8,6 +8,9 @@ namespace tq {
 
 // Two f16 in a word, the first in the low half.
 inline uint pack_halves(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
+inline uint pack_bfloats(float low, float high) {
+  return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;
+}
 inline uint low_halves(uint x, uint y) { return (x & 0xffffu) | (y << 16); }
 inline uint high_halves(uint x, uint y) { return (x >> 16) | (y & 0xffff0000u); }
 inline uint double_bytes(uint x) { return (x & 0xffu) * 0x0101u | ((x >> 8) & 0xffu) * 0x01010000u; }  // of 16 bits: a a b b

@@ -27,14 +27,64 @@ def page_mean_mlx(rows: mx.array, n_skipped: int) -> mx.array:
     """`balance.page_mean` in MLX operations: another order of additions, so that a mean may differ by one ulp. The same
     rows are left out."""
     values = rows[:, n_skipped:].astype(mx.float32)
-    n = values.shape[1]
-    if not n:
+    if not values.shape[1]:
         return mx.zeros((rows.shape[0], rows.shape[2]), dtype=mx.float16)
-    middle = slice((n - 1) // 2, (n - 1) // 2 + 1)
-    reach = mx.abs(values - mx.sort(values, axis=1)[:, middle]).max(axis=2, keepdims=True)
-    counts = (reach <= balance.FAR_OUTSIDE * mx.sort(reach, axis=1)[:, middle]) & (reach < math.inf)
+    counts = _counted(values)
     share = 1 / mx.maximum(counts.sum(axis=1), 1)
     return (mx.where(counts, values, 0.0).sum(axis=1) * share).astype(mx.float16)
+
+
+def _counted(values: mx.array) -> mx.array:
+    """`balance.counted_rows` of f32 [n_kv_heads, tokens, head_dim], tokens > 0: [n_kv_heads, tokens, 1]."""
+    middle = slice((values.shape[1] - 1) // 2, (values.shape[1] - 1) // 2 + 1)
+    reach = mx.abs(values - mx.sort(values, axis=1)[:, middle]).max(axis=2, keepdims=True)
+    return (reach <= balance.FAR_OUTSIDE * mx.sort(reach, axis=1)[:, middle]) & (reach < math.inf)
+
+
+def page_scale_numpy(
+    page: mx.array, mean: mx.array, query_squares: mx.array | None, n_skipped: int, layout: RopeLayout
+) -> mx.array:
+    """`balance.channel_scale` of page 0, f16 [n_kv_heads, PAGE, head_dim], its mean, and its queries' squares
+    [n_kv_heads, up to PAGE, head_dim] (see `ChannelScale`). Evaluates them."""
+    key_squares = balance.centred_squares(np.asarray(page), np.asarray(mean), n_skipped)
+    queries = np.zeros((1, 1, 1)) if query_squares is None else np.asarray(query_squares)[:, n_skipped:]
+    summed = np.broadcast_to(balance.summed_queries(queries), key_squares.shape)
+    return mx.array(balance.channel_scale(summed, key_squares, layout))
+
+
+def page_scale_mlx(
+    page: mx.array, mean: mx.array, query_squares: mx.array | None, n_skipped: int, layout: RopeLayout
+) -> mx.array:
+    """`page_scale_numpy` in MLX operations, lazily: sums in float32, so that a scale may differ in its last bits. The
+    same rows and queries are left out. Only operations that MLX has compiled: fusing them takes it half a minute."""
+    n_heads, n_rows, head_dim = page.shape
+    if query_squares is None or query_squares.shape[1] <= n_skipped or n_rows <= n_skipped:
+        return mx.ones((n_heads, head_dim))
+    rows = page[:, n_skipped:].astype(mx.float32)
+    centred = rows - mean.astype(mx.float32)[:, None]
+    keys = mx.where(_counted(rows), centred * centred, 0.0).sum(axis=1)
+    queries = query_squares[:, n_skipped:]
+    largest = queries.max(axis=2, keepdims=True)
+    known = (largest > 0) & (largest < math.inf)
+    last = mx.maximum(known.sum(axis=1, keepdims=True) - 1, 0) // 2
+    in_order = mx.sort(mx.where(known, largest, math.inf), axis=1)
+    is_middle = mx.arange(in_order.shape[1])[:, None] == last
+    middle = mx.where(is_middle, in_order, 0.0).sum(axis=1, keepdims=True)
+    counts = known & (largest <= balance.FAR_OUTSIDE**2 * middle)
+    q, k = _tied(mx.where(counts, queries, 0.0).sum(axis=1), layout), _tied(keys, layout)
+    q_mean, k_mean = q.mean(axis=-1, keepdims=True), k.mean(axis=-1, keepdims=True)
+    known = (q_mean > 0) & (k_mean > 0)
+    above, below = (mx.where(known, x + balance.FLOOR * m, 1.0) for x, m in ((q, q_mean), (k, k_mean)))
+    logarithm = (mx.log(above) - mx.log(below)) / 4
+    return mx.exp(logarithm - logarithm.mean(axis=-1, keepdims=True))
+
+
+def _tied(x: mx.array, layout: RopeLayout) -> mx.array:
+    """`RopeLayout.tie` of [n_kv_heads, head_dim]."""
+    pairs = x[:, : layout.dims].reshape(x.shape[0], *((-1, 2) if layout.traditional else (2, -1)))
+    means = pairs.mean(axis=2 if layout.traditional else 1, keepdims=True)
+    tied = mx.broadcast_to(means, pairs.shape).reshape(x.shape[0], layout.dims)
+    return mx.concatenate([tied, x[:, layout.dims :]], axis=1)
 
 
 def balance_rows(rows: mx.array, mean: mx.array, scale: mx.array | None) -> mx.array:
@@ -100,10 +150,6 @@ class ChannelScale:
         if self.query_squares is not None:
             self.query_squares = self.query_squares[:, :length] if length else None
 
-    def fix(self, page: mx.array, mean: mx.array, n_skipped: int) -> None:
-        """Decide from page 0, f16 [n_kv_heads, PAGE, head_dim], its mean, and the queries counted."""
-        key_squares = balance.centred_squares(np.asarray(page), np.asarray(mean), n_skipped)
-        queries = np.zeros((1, 1, 1)) if self.query_squares is None else np.asarray(self.query_squares)[:, n_skipped:]
-        query_squares = np.broadcast_to(balance.summed_queries(queries), key_squares.shape)
-        self.value = mx.array(balance.channel_scale(query_squares, key_squares, self.layout))
-        self.query_squares = None
+    def fix(self, value: mx.array) -> None:
+        """Page 0 and the queries counted have decided."""
+        self.value, self.query_squares = value, None

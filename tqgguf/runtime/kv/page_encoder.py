@@ -6,8 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from tqgguf.formats.blocks.balance import RopeLayout
 from tqgguf.formats.blocks.codec import Codec
-from tqgguf.runtime.kv.balance import balance_rows
+from tqgguf.runtime.kv.balance import balance_rows, page_scale_numpy
 from tqgguf.runtime.kv.pages import PAGE
 
 
@@ -24,6 +25,12 @@ class PageEncoder:
     def page_mean(self, rows: mx.array, n_skipped: int) -> mx.array:
         """The mean f16 [n_kv_heads, head_dim] of rows f16 [n_kv_heads, tokens, head_dim] from n_skipped on."""
         raise NotImplementedError
+
+    def page_scale(
+        self, page: mx.array, mean: mx.array, query_squares: mx.array | None, n_skipped: int, layout: RopeLayout
+    ) -> mx.array:
+        """The channel scale f32 [n_kv_heads, head_dim]: see `balance.page_scale_numpy`."""
+        return page_scale_numpy(page, mean, query_squares, n_skipped, layout)
 
     def tiles_values(self, codec: Codec) -> bool:
         """Whether caches hold V's codes in the order of `kv.tiles` for this backend."""

@@ -47,8 +47,8 @@ class SidePages:
     """Whole pages of one side (K or V) of a layer, of one sequence, or of several that share planes.
 
     codes/scales: planes [pages, n_kv_heads, PAGE, ...], at their end maybe with room for more; None while there are no
-    pages, and for float types. first_page: the one at the planes' start. end_page: the one after the last; by default
-    planes have no more room.
+    pages. Of a float type codes are its rows [tokens, n_kv_heads, head_dim], and there are no scales. first_page: the
+    one at the planes' start. end_page: the one after the last; by default planes have no more room.
     prefix: f16 [n_kv_heads, n_prefix, head_dim], the exact prefix that is held apart from the blocks of page 0, or
     None. page_means: f16 [pages, n_kv_heads, head_dim] subtracted from each page before encoding, or None.
     channel_scale: f32 [n_kv_heads, head_dim] multiplied into K before encoding (undone on the query), or None.
@@ -71,8 +71,20 @@ class SidePages:
 
     def __post_init__(self) -> None:
         if self.end_page < 0:
-            n_pages = 0 if self.codes is None else self.codes.shape[0]
-            object.__setattr__(self, "end_page", self.first_page + n_pages)
+            object.__setattr__(self, "end_page", self.first_page + self.n_there)
+
+    @property
+    def n_there(self) -> int:
+        """Pages that the planes have, or have room for."""
+        if self.codec.is_float:
+            return self.token_rows.shape[0] // PAGE
+        return 0 if self.codes is None else self.codes.shape[0]
+
+    @property
+    def token_rows(self) -> mx.array:
+        """Of a float type, every row from the first page on: [tokens, n_kv_heads, head_dim]."""
+        assert self.codes is not None
+        return self.codes
 
     @property
     def n_prefix(self) -> int:
@@ -98,6 +110,8 @@ class SidePages:
     def decoded(self, first: int, last: int) -> mx.array:
         """Rows f32 [n_kv_heads, tokens, head_dim] in original axes that pages first .. last - 1 decode to, lazily."""
         lo, hi = first - self.first_page, last - self.first_page
+        if self.codec.is_float:
+            return self.token_rows[lo * PAGE : hi * PAGE].swapaxes(0, 1).astype(mx.float32)
         assert self.codes is not None and self.scales is not None
         codes = to_rows(self.codec, self.codes[lo:hi]) if self.tiled else self.codes[lo:hi]
         rows = block_ops.decode_pages(self.codec, codes, self.scales[lo:hi])
@@ -122,7 +136,8 @@ class SideForm:
 
     def pages(self, end_page: int, arrays: Iterator[mx.array]) -> SidePages:
         """By the next of the arrays that `SidePages.arrays` gave."""
-        codes, scales = next(arrays), next(arrays)
+        codes = next(arrays)
+        scales = None if self.codec.is_float else next(arrays)
         prefix = next(arrays) if self.n_prefix else None
         means = next(arrays) if self.has_means else None
         scale = next(arrays) if self.has_scale else None
@@ -147,6 +162,10 @@ class SideView(SidePages):
         if self.codec.is_float:  # its rows are its pages
             object.__setattr__(self, "first_page", self.rows_start // PAGE)
             object.__setattr__(self, "end_page", (self.rows_start + self.rows.shape[1]) // PAGE)
+
+    @property
+    def token_rows(self) -> mx.array:
+        return self.rows.swapaxes(0, 1)
 
     def starting_at(self, page: int) -> SideView:
         """Without the pages before `page`, which is no later than the one of `rows`' end."""
@@ -242,3 +261,9 @@ def first_read_page(k: SidePages, v: SidePages, offset: int, window: int | None)
 def cuts(start: int, end: int, step: int = PAGE) -> list[int]:
     """The range start .. end cut at absolute multiples of `step`, both ends included."""
     return [start, *range((start // step + 1) * step, end, step), end]
+
+
+def padded(rows: mx.array, length: int) -> mx.array:
+    """Rows [n_kv_heads, tokens, head_dim] as [n_kv_heads, length, head_dim]: zeros after those that there are."""
+    missing = length - rows.shape[1]
+    return mx.pad(rows, [(0, 0), (0, missing), (0, 0)]) if missing else rows

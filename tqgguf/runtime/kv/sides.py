@@ -18,7 +18,7 @@ from tqgguf.formats.errors import FormatError
 from tqgguf.runtime.kv.balance import ChannelScale, checked_scale
 from tqgguf.runtime.kv.block_ops import to_f16
 from tqgguf.runtime.kv.page_encoder import PageEncoder
-from tqgguf.runtime.kv.pages import PAGE, SidePages, SideView
+from tqgguf.runtime.kv.pages import PAGE, SidePages, SideView, padded
 from tqgguf.runtime.kv.planes import Plane
 from tqgguf.runtime.kv.saved import as_saved, expect, expect_squares
 from tqgguf.runtime.kv.tiles import can_be_tiled, to_rows, to_tiles
@@ -157,7 +157,8 @@ class BlockSide:
         """Fix the scale by what has been observed and encode the pages of `rows`, which begin with page 0."""
         assert self.scale is not None
         page, open_scale = rows[:, :PAGE], self.scale.copy()
-        self.scale.fix(page, self.encoder.page_mean(page, self.n_prefix), self.n_prefix)
+        mean, squares = self.encoder.page_mean(page, self.n_prefix), self.scale.query_squares
+        self.scale.fix(self.encoder.page_scale(page, mean, squares, self.n_prefix, self.scale.layout))
         self.waiting = None
         self._encode_pages(rows)
         if self.last_page is not None and self.end_page == 1:
@@ -306,12 +307,6 @@ class BlockSide:
             return self.waiting.rows.shape[0]
         held = ((self.tails, 1), (self.codes.array, 1), (self.prefix, 0))
         return next((array.shape[axis] for array, axis in held if array is not None), None)
-
-
-def padded(rows: mx.array, length: int) -> mx.array:
-    """Rows [n_kv_heads, tokens, head_dim] as [n_kv_heads, length, head_dim]: zeros after those that there are."""
-    missing = length - rows.shape[1]
-    return mx.pad(rows, [(0, 0), (0, missing), (0, 0)]) if missing else rows
 
 
 def _whole_pages(rows: mx.array) -> list[mx.array]:

@@ -122,6 +122,7 @@ class _BlockReader:
         blocks = [self._blocks(info) for info in infos]
         joined = blocks[0] if len(blocks) == 1 else stacked(blocks, in_turns=gate is not None)
         matrix = arrange(self._launcher, infos[0].ggml_type, infos[0].shape[1], joined)
+        self._launcher.wait()
         mx.eval(matrix.planes)
         self.count(*infos)
         return BlockRows(self._launcher, matrix, self._dtype, self._bias(paths, infos), gate)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from tqgguf.formats.blocks.cache_spec import CacheSpec
 from tqgguf.formats.errors import TqggufError
 from tqgguf.formats.models.calibration import Calibration, check_fits, read_calibration
 from tqgguf.formats.models.calibration_files import candidates
@@ -29,14 +30,16 @@ class ChosenCalibration:
     notices: tuple[str, ...] = ()
 
 
-def choose_calibration(opened: OpenModel | OpenFolder, wanted: str, is_needed: bool) -> ChosenCalibration:
-    """The calibration for a model whose header is read. wanted: `AUTO`, `OFF` or a sidecar's path. is_needed: whether
-    any layer's K is balanced in full; if not, nothing is looked for.
+def choose_calibration(opened: OpenModel | OpenFolder, wanted: str, specs: Iterable[CacheSpec]) -> ChosenCalibration:
+    """The calibration for a model whose header is read. wanted: `AUTO`, `OFF` or a sidecar's path. specs: of the caches
+    that are made with it; where none of them balances any layer's K in full, nothing is looked for.
 
     `AUTO` takes the first that fits: beside the model, then in the user's cache folder; what is damaged or another
     model's is left with a notice. A sidecar that is named must fit: FormatError, RequestError, TqggufError otherwise.
+    RequestError too where a spec names a layer that the model has not.
     """
-    if not is_needed:
+    n_layers = len(opened.config.layer_shapes())
+    if not any(spec.has_channel_scale(n_layers) for spec in specs):
         unused = () if wanted in (AUTO, OFF) else (f"--kv-calibration {wanted}: no effect, no K is balanced in full",)
         return ChosenCalibration(notices=unused)
     if wanted == OFF:

@@ -17,7 +17,6 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import gemma
-from mlx_lm.utils import _get_classes
 
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.models.folder_asked import OUTPUT, Asked
@@ -67,6 +66,7 @@ def _sources_of(name: str) -> tuple[str, ...]:
 
 def classes_for(asked: Asked) -> Callable[[dict[str, Any]], tuple[type[nn.Module], type]]:
     """What mlx-lm's loader asks for the classes: its own, held to what is asked."""
+    from mlx_lm.utils import _get_classes  # here, since it takes long: it imports transformers
 
     def classes(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
         model, args = _get_classes(config)

@@ -91,15 +91,18 @@ class OpenModel:
 
 
 def open_model(
-    path: str | os.PathLike[str], *, rope_freq_base: float | None = None, rope_freq_scale: float | None = None
+    path: str | os.PathLike[str] | None = None,
+    *,
+    rope_freq_base: float | None = None,
+    rope_freq_scale: float | None = None,
 ) -> OpenModel | OpenFolder:
     """Open a model and check from its headers alone that it can be served.
 
-    path: a GGUF, any shard of a split one, a folder that holds one whole set of shards, or an MLX folder. FormatError
-    and TqggufError: the file is damaged, or not there. RequestError: no path of a model (see `model_path`).
-    UnsupportedModelError: it is sound, but not served.
+    path: a GGUF, any shard of a split one, a folder that holds one whole set of shards, or an MLX folder; the embedded
+    default model if there is none. FormatError and TqggufError: the file is damaged, or not there. RequestError: no
+    path of a model (see `model_path`). UnsupportedModelError: it is sound, but not served.
     """
-    path = model_path(path)
+    path = model_path(path or embedded_model())
     if not os.path.isdir(path):
         return OpenModel(open_gguf(path), rope_freq_base=rope_freq_base, rope_freq_scale=rope_freq_scale)
     if rope_freq_base or rope_freq_scale:
@@ -109,4 +112,4 @@ def open_model(
 
 def load_model(path: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> LoadedModel:
     """Open and load a model; the embedded default one if no path is given."""
-    return open_model(path or embedded_model()).load(progress)
+    return open_model(path).load(progress)

@@ -21,7 +21,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.cache import make_prompt_cache as mlx_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-from mlx_lm.utils import load_model as load_mlx_model
 
 from tqgguf.formats.blocks.kv_size import LayerShape
 from tqgguf.formats.errors import FormatError, UnsupportedModelError, words_of
@@ -122,8 +121,10 @@ class _GlobbedFolder(PosixPath):
 
 
 def _open_lazily(folder: Path, model_type: str, asked: Asked) -> Any:
+    from mlx_lm.utils import load_model  # here, since it takes long: it imports transformers
+
     try:
-        model, _ = load_mlx_model(
+        model, _ = load_model(
             _GlobbedFolder(folder), lazy=True, model_config=dict(asked.told), get_model_classes=classes_for(asked)
         )
     except json.JSONDecodeError as error:

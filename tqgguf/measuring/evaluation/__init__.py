@@ -1,0 +1,3 @@
+"""What a cache costs in quality."""
+
+import tqgguf.runtime  # noqa: F401  (before mlx)

@@ -1,1 +1,0 @@
-"""What a cache costs in time and memory."""

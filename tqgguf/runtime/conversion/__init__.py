@@ -1,1 +1,0 @@
-"""Models for others and from others."""
