@@ -1,7 +1,8 @@
-"""Comments, docstrings and documents name nothing that is gone."""
+"""Comments, docstrings and documents name nothing that is gone, and public definitions have docstrings."""
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -83,3 +84,14 @@ def test_files_that_are_named_exist() -> None:
         if Path(name).name not in files | THEIRS | PATTERNS
     }
     assert sorted(named) == []
+
+
+def test_every_public_class_and_function_of_a_module_says_what_it_is() -> None:
+    bare = [
+        f"{path.relative_to(REPOSITORY)}: {node.name}"
+        for path in (REPOSITORY / "tqgguf").rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        if not ast.get_docstring(node)
+    ]
+    assert bare == []

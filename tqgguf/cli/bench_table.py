@@ -51,6 +51,7 @@ def tables(record: BenchRecord) -> list[Rows]:
 
 
 def speeds(record: BenchRecord) -> Rows:
+    """Tokens a second of each test by cache: the median, the extremes, and the share of f16's. Empty without any."""
     measured = record.measured()
     if not measured:
         return []
@@ -64,6 +65,7 @@ def speeds(record: BenchRecord) -> Rows:
 
 
 def memories(record: BenchRecord) -> Rows:
+    """Bytes of each cache and the peaks that were measured with it. Empty without any."""
     if not record.memories:
         return []
     f16 = {memory.n_tokens: memory.kv for memory in record.memories if memory.mode == REFERENCE}
@@ -76,6 +78,7 @@ def memories(record: BenchRecord) -> Rows:
 
 
 def matches(record: BenchRecord) -> Rows:
+    """How much of each cache's greedy answers is f16's. Empty where none were compared."""
     if not record.matches:
         return []
     rows: Rows = [("cache K/V", "tokens as f16", "characters as f16", "same from the start", "in blocks")]

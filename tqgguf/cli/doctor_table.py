@@ -16,6 +16,7 @@ CONSTANT = "Constant: the share of the energy of its keys that does not change w
 
 
 def lines(found: Examination) -> Iterator[str]:
+    """The whole report for a terminal: what each layer suffers, warnings, and the proposals with their figures."""
     yield ERRORS
     yield CONSTANT
     yield from aligned(errors(found))

@@ -98,6 +98,7 @@ def _decimals(x: float) -> int:
 
 
 def bits(x: float) -> str:
+    """Bits per value with three decimals, or a mark where there is no number."""
     return _MISSING if math.isnan(x) else f"{x:.3f}"
 
 

@@ -76,10 +76,12 @@ def summary(found: Any) -> str:
 
 
 def items(found: Any) -> Iterator[Any]:
+    """The elements of a metadata array, numpy's as Python's own."""
     yield from found.tolist() if isinstance(found, np.ndarray) else found
 
 
 def element(item: Any) -> str:
+    """One element of a metadata array in a line of a terminal."""
     if isinstance(item, str):
         return f'"{printable(item)}"'
     if isinstance(item, (list, np.ndarray)):

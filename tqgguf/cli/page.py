@@ -78,6 +78,7 @@ def html_page(
 
 
 def paragraph(text: str) -> str:
+    """A paragraph of plain text."""
     return f"<p>{escape(text)}</p>"
 
 
@@ -98,6 +99,7 @@ def command(words: Sequence[str]) -> str:
 
 
 def plot(title: str, svg: str, caption: str) -> str:
+    """A plot under its title, with a caption below."""
     return f"<div><h2>{escape(title)}</h2><figure>{svg}<figcaption>{escape(caption)}</figcaption></figure></div>"
 
 

@@ -185,6 +185,7 @@ def _decoded(where: str, data: bytes) -> str:
 
 
 def without_last_newline(text: str) -> str:
+    """A text file's text: the newline that editors end it with does not count."""
     return text.removesuffix("\n")
 
 

@@ -40,6 +40,8 @@ from tqgguf.formats.wording import shown
 
 
 class HeaderCursor(Cursor):
+    """Reads a GGUF's header; what is cut off there is a defect of the header."""
+
     truncated = "truncated-header"
     failure = GgufError
 

@@ -97,6 +97,7 @@ def padded(n_bytes: int, unit: int) -> int:
 
 
 def n_values(tensor: TensorRecord) -> int:
+    """Values of a tensor."""
     return math.prod(tensor.dims)
 
 

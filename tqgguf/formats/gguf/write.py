@@ -48,10 +48,12 @@ def entry(key: str, value_type: MetadataType, value: Any) -> bytes:
 
 
 def text_entry(key: str, value: str) -> bytes:
+    """A metadata entry that holds a string."""
     return entry(key, MetadataType(ValueType.STRING), value)
 
 
 def u32_entry(key: str, value: int) -> bytes:
+    """A metadata entry that holds an unsigned number of 32 bits."""
     return entry(key, MetadataType(ValueType.U32), value)
 
 

@@ -25,6 +25,8 @@ DIMS_SLOWEST_FIRST = "slowest first"
 
 @dataclass(frozen=True)
 class FileSize:
+    """One file, and its length in bytes."""
+
     path: str
     n_bytes: int
 

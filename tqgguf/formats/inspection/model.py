@@ -24,6 +24,8 @@ PerLayer = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class SpecialToken:
+    """A token that the metadata name. text: None where the vocabulary has no such id."""
+
     id: int
     text: str | None
 

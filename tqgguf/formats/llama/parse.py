@@ -48,6 +48,8 @@ class StateError(DefectError):
 
 
 class StateCursor(Cursor):
+    """Reads a llama.cpp state file; what is cut off there is a defect of the state."""
+
     truncated = "state-truncated"
     failure = StateError
 

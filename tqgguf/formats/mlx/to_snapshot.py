@@ -187,5 +187,6 @@ def _rows(where: str, held: MlxLayer, arrays: tuple[MlxArray, ...], places: NDAr
 
 
 def head_dim(held: MlxLayer, arrays: tuple[MlxArray, ...]) -> int:
+    """Values of a head vector, by the shape of a layer's first array: packed words hold 32 bits of them each."""
     width: int = arrays[0].data.shape[3]
     return width * 32 // held.numbers["bits"] if held.kind == QUANTIZED else width

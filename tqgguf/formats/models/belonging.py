@@ -74,4 +74,5 @@ def judge_belonging(kind: FileKind, file: GGUFFile, model: ModelIdentity) -> Ite
 
 
 def no_fingerprint(path: str) -> DefectError:
+    """What is said of a file that names no model."""
     return DefectError("no-fingerprint", path, "the file does not say which model it was made with")

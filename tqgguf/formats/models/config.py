@@ -154,6 +154,9 @@ def resolve_context(config: HasContext, asked: int) -> int:
 
 
 class HasContext(Protocol):
+    """What is known of a model's context: its length in tokens, whether RoPE was overridden, and whether a window that
+    its architecture has is missing in the file."""
+
     @property
     def context_length(self) -> int: ...
     @property

@@ -54,6 +54,8 @@ def scaled_dot_product_attention(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
+    """In the place of mlx-lm's function of this name: keys that carry a step are attended from by it, all others as
+    before. Arguments and result as mlx-lm has them."""
     step: Any = getattr(keys, "step", None)
     step_of_values: Any = getattr(values, "step", None)
     if step is None or step_of_values is not step:

@@ -27,6 +27,8 @@ _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, OSError, struct.e
 
 
 class PartialAttention(Protocol):
+    """Attention that also gives what is needed to join it with other keys' answers."""
+
     def __call__(
         self, q: mx.array, keys: mx.array, values: mx.array, *, scale: float, causal: bool = False
     ) -> tuple[mx.array, mx.array]:

@@ -48,6 +48,8 @@ def put(folder: str, name: str, content: bytes) -> None:
 
 
 def main(library: str, folder: str, module: str, kernel: str, *options: str) -> None:
+    """Compile the text on standard input with the NVRTC at `library`, and put the result into `folder` under the names
+    by which MLX looks for it."""
     code, name = compiled(ctypes.CDLL(library), sys.stdin.buffer.read(), kernel.encode(), list(options))
     put(folder, f"{module}.txt", b"%s\t%s\n" % (kernel.encode(), name))
     put(folder, f"{module}.ptx", code)  # last: MLX asks whether it is there
