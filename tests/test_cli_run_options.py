@@ -354,7 +354,7 @@ def test_help_lists_every_option_under_a_heading_and_does_not_load_mlx() -> None
 @pytest.mark.parametrize(
     ("argv", "unneeded"),
     [
-        ("--version", "numpy tqgguf.cli.run tqgguf.cli.options"),
+        ("--version", "numpy tqgguf.cli.run tqgguf.cli.flag_table"),
         ("--help", "numpy mlx gguf tokenizers jinja2"),
         ("run --help", "numpy mlx gguf tokenizers jinja2 tqgguf.cli.run_command tqgguf.cli.bench tqgguf.cli.eval"),
         ("plan --help", "numpy tqgguf.cli.run tqgguf.cli.bench tqgguf.cli.convert"),

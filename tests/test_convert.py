@@ -14,7 +14,7 @@ from mlx_lm.models.cache import load_prompt_cache
 from tiny_models import TinyModel, write_tiny
 
 from tqgguf.cli.convert_ends import End
-from tqgguf.cli.convert_flags import FLAGS
+from tqgguf.cli.convert_flags import EFFECTS
 from tqgguf.cli.convert_request import ConvertRequest
 from tqgguf.cli.main import main
 from tqgguf.formats.snapshots.read import open_snapshot
@@ -122,9 +122,9 @@ def test_types_are_changed_once_and_twice_only_where_that_is_allowed(files: File
 
 def test_every_flag_says_where_it_has_an_effect() -> None:
     general = {"source", "target", "to", "requantise", "json_output"}
-    assert set(FLAGS) | general == {field.name for field in fields(ConvertRequest)}
-    for flag in FLAGS.values():
-        assert any(flag.serves(source, target) for source in End for target in End)
+    assert set(EFFECTS) | general == {field.name for field in fields(ConvertRequest)}
+    for effect in EFFECTS.values():
+        assert any(effect.serves(source, target) for source in End for target in End)
 
 
 def test_json_tells_what_was_made(files: Files) -> None:

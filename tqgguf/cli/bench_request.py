@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tqgguf.cli.flag_table import MOST_TOKENS, ranges_of
+from tqgguf.cli.flag_table import ranges_of
+from tqgguf.cli.model_flags import MOST_TOKENS
 from tqgguf.cli.ranges import check_ranges, whole_numbers
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError

@@ -28,7 +28,7 @@ _CSV = (
 
 
 def as_text(record: BenchRecord, form: str) -> str:
-    """In one of `flag_table.OUTPUT_FORMS`."""
+    """In one of `model_flags.OUTPUT_FORMS`."""
     if form == "json":
         return json_text(record.as_json())
     if form == "csv":

@@ -12,13 +12,12 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from tqgguf.cli import options
-from tqgguf.cli.flag_table import SAMPLING
 from tqgguf.cli.flags import Fate, Flag
 from tqgguf.cli.llama_flags import flags_of
+from tqgguf.cli.model_flags import SAMPLING
 from tqgguf.cli.run import RunCommand, run, serve
 from tqgguf.cli.run_request import Purpose
-from tqgguf.cli.verb import OUTPUT, ExamplesCommand, need_no_blas, option, write_examples
+from tqgguf.cli.verb import ExamplesCommand, need_no_blas, takes_flags, write_examples
 from tqgguf.formats.errors import RequestError
 
 SAVE_EXAMPLE = "tqgguf cache save book.kv.gguf -m model.gguf -f book.txt"
@@ -125,16 +124,13 @@ def _for(purpose: Purpose) -> Any:
     return callback
 
 
-def info(
-    file: Annotated[str, typer.Argument(metavar="FILE", hidden=True)],
-    json_output: Annotated[bool, option(OUTPUT, "Print one JSON object.", "--json")] = False,
-    debug: options.Debug = False,
-) -> None:
+@takes_flags("info")
+def info(file: Annotated[str, typer.Argument(metavar="FILE", hidden=True)], **values: Any) -> None:
     """Tell what a prompt cache holds: tokens, types, bytes by part, and the model that it belongs to."""
     need_no_blas()
     from tqgguf.cli import inspect_command  # lazily: --help need not wait for numpy
 
-    raise typer.Exit(inspect_command.inspect_cache(file, json_output))
+    raise typer.Exit(inspect_command.inspect_cache(file, values["json_output"]))
 
 
 def cache_app(context_settings: dict[str, Any]) -> typer.Typer:

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from tqgguf.cli.convert_ends import CACHE_KINDS, End
 from tqgguf.cli.convert_request import ConvertRequest
-from tqgguf.cli.ranges import INT32, Ranges, check_ranges
+from tqgguf.cli.flag_table import ranges_of, rows_of
+from tqgguf.cli.ranges import check_ranges
 from tqgguf.conversion.weight_rules import FILE_TYPES
 from tqgguf.formats.errors import RequestError
 from tqgguf.formats.wording import readable, shown
@@ -21,10 +22,10 @@ Serves = Callable[[End, End], bool]
 """Whether a flag has an effect where the first end becomes the second."""
 
 
-class Flag(NamedTuple):
-    """needs: the field of a flag without which this one does nothing; excluded_by: of one that says it already."""
+class Effect(NamedTuple):
+    """Where a flag has one. needs: the field of a flag without which this one does nothing; excluded_by: of one that
+    says it already."""
 
-    name: str
     serves: Serves
     needs: str = ""
     excluded_by: str = ""
@@ -45,33 +46,29 @@ def _at(*ends: End) -> Serves:
 _LLAMA = (End.SESSION, End.SEQUENCE)
 _CACHES = tuple(CACHE_KINDS)
 
-FLAGS: Final[dict[str, Flag]] = {
-    "weight_type": Flag("--type", _to(End.GGUF)),
-    "split_max_size": Flag("--split-max-size", _to(End.GGUF)),
-    "dry_run": Flag("--dry-run", _to(End.GGUF, End.FOLDER)),
-    "type_k": Flag("-ctk", _to(*_CACHES)),
-    "type_v": Flag("-ctv", _to(*_CACHES)),
-    "v_trans": Flag("--v-trans", _to(*_LLAMA)),
-    "bits": Flag("--kv-bits", _to(End.MLX)),
-    "group_size": Flag("--kv-group-size", _to(End.MLX), needs="bits"),
-    "mlx_model": Flag("--mlx-model", _to(End.MLX)),
-    "profile": Flag("--profile", _at(*_LLAMA)),
-    "model": Flag("-m", _to(*_CACHES)),
-    "head_dim": Flag("--head-dim", _from(*_LLAMA), excluded_by="model"),
-    "rotated": Flag("--kv-rotation", _at(*_LLAMA)),
-    "generation": Flag("--codebook-generation", _at(*_LLAMA)),
-    "sequence": Flag("--sequence-id", _from(*_LLAMA)),
-    "rope_order": Flag("--rope-order", _at(End.MLX)),
+EFFECTS: Final[dict[str, Effect]] = {
+    "weight_type": Effect(_to(End.GGUF)),
+    "split_max_size": Effect(_to(End.GGUF)),
+    "dry_run": Effect(_to(End.GGUF, End.FOLDER)),
+    "type_k": Effect(_to(*_CACHES)),
+    "type_v": Effect(_to(*_CACHES)),
+    "v_trans": Effect(_to(*_LLAMA)),
+    "bits": Effect(_to(End.MLX)),
+    "group_size": Effect(_to(End.MLX), needs="bits"),
+    "mlx_model": Effect(_to(End.MLX)),
+    "profile": Effect(_at(*_LLAMA)),
+    "model": Effect(_to(*_CACHES)),
+    "head_dim": Effect(_from(*_LLAMA), excluded_by="model"),
+    "rotated": Effect(_at(*_LLAMA)),
+    "generation": Effect(_at(*_LLAMA)),
+    "sequence": Effect(_from(*_LLAMA)),
+    "rope_order": Effect(_at(End.MLX)),
 }
-"""By the request's field. What is not here is good for every conversion, but for --requantise, see `check_flags`."""
+"""Of flags, by the request's field. What is not here is good for every conversion, but for --requantise, see
+`check_flags`."""
 
 _READ_ONLY: Final = re.compile(r"i?q[1-8]_(k(_[a-z]+)?|xxs|xs|s|m|nl_.*)|tq[12]_0|mxfp4(_moe)?|nvfp4", re.IGNORECASE)
 """Names that llama-quantize has of types that weights are not converted to."""
-_RANGES: Final[Ranges] = {
-    "head_dim": ("--head-dim", 1, 1 << 16),
-    "generation": ("--codebook-generation", 2, 3),
-    "sequence": ("--sequence-id", 0, INT32),
-}
 
 
 def check_type(name: str | None) -> None:
@@ -87,18 +84,18 @@ def check_flags(request: ConvertRequest, source: End, target: End) -> None:
     """RequestError for the first flag that has no effect where `source` becomes `target`, or is out of its range."""
     defaults = {field.name: field.default for field in fields(ConvertRequest)}
     given = {name for name, default in defaults.items() if getattr(request, name) != default}
-    check_ranges(request, _RANGES)
-    for name, flag in FLAGS.items():
+    check_ranges(request, ranges_of("convert"))
+    spelled = {flag.field: flag.names[0] for flag in rows_of("convert")}
+    for name, effect in EFFECTS.items():
         if name not in given:
             continue
-        if not flag.serves(source, target):
-            raise RequestError(
-                f"{flag.name}: has no effect where {readable(request.source)}, {source}, becomes {target}; leave it out"
-            )
-        if flag.needs and flag.needs not in given:
-            raise RequestError(f"{flag.name}: has no effect without {FLAGS[flag.needs].name}; leave it out")
-        if flag.excluded_by in given:
-            raise RequestError(f"{flag.name}: has no effect beside {FLAGS[flag.excluded_by].name}; leave it out")
+        if not effect.serves(source, target):
+            where = f"{readable(request.source)}, {source}, becomes {target}"
+            raise RequestError(f"{spelled[name]}: has no effect where {where}; leave it out")
+        if effect.needs and effect.needs not in given:
+            raise RequestError(f"{spelled[name]}: has no effect without {spelled[effect.needs]}; leave it out")
+        if effect.excluded_by in given:
+            raise RequestError(f"{spelled[name]}: has no effect beside {spelled[effect.excluded_by]}; leave it out")
     if request.requantise and source not in CACHE_KINDS and "weight_type" not in given:
         raise RequestError("--requantise: has no effect on weights without --type; leave it out")
     if request.requantise and source is End.CHECKPOINT:

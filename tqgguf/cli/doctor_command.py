@@ -5,9 +5,9 @@ from __future__ import annotations
 from tqgguf.cli import doctor_table
 from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.doctor_request import LEAST_TOKENS, DoctorRequest
-from tqgguf.cli.flag_table import DEFAULT_MEASURED
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.measuring import load, measured_text
+from tqgguf.cli.model_flags import DEFAULT_MEASURED
 from tqgguf.cli.page import report_folder, write_texts
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS

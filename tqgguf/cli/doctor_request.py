@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tqgguf.cli.flag_table import DEFAULT_MEASURED, ranges_of
+from tqgguf.cli.flag_table import ranges_of
+from tqgguf.cli.model_flags import DEFAULT_MEASURED
 from tqgguf.cli.ranges import INT32, check_ranges
 from tqgguf.formats.blocks.block_types import PAGE_TOKENS
 from tqgguf.formats.errors import RequestError

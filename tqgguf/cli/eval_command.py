@@ -10,9 +10,9 @@ from tqgguf.cli.about import about_model, about_program
 from tqgguf.cli.eval_outcome import REPORT_FILES, as_text, write_report
 from tqgguf.cli.eval_request import EvalRequest
 from tqgguf.cli.exit_status import INTERRUPTED
-from tqgguf.cli.flag_table import DEFAULT_CHUNKS
 from tqgguf.cli.interrupt import Interrupt
 from tqgguf.cli.measuring import asked_model, calibrated, chunk_of, load, measured_text
+from tqgguf.cli.model_flags import DEFAULT_CHUNKS
 from tqgguf.cli.page import report_folder
 from tqgguf.cli.progress import ProgressLine, say
 from tqgguf.cli.ranges import ALL_CHUNKS

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tqgguf.cli.flag_table import DEFAULT_CHUNKS, ranges_of
+from tqgguf.cli.flag_table import ranges_of
+from tqgguf.cli.model_flags import DEFAULT_CHUNKS
 from tqgguf.cli.ranges import INT32, check_chunks, check_ranges, whole_numbers
 from tqgguf.formats.errors import RequestError
 from tqgguf.measuring.cache_pairs import DEFAULT_PAIRS, CachePair, parse_pairs

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+OUTPUT: Final = "Output"
+"""The heading of --help for flags that say what is printed."""
 SWITCH: Final = "on|off"
 SWITCH_OR_AUTO: Final = "on|off|auto"
 
@@ -103,7 +105,7 @@ class Flag:
 
     def type_with(self, default: Any) -> Any:
         """The Python type of its parameter, whose default this is."""
-        kinds = tuple(_TYPES.get(kind, str) for kind in self.takes)
+        kinds = tuple(Literal[tuple(kind.split("|"))] if "|" in kind else _TYPES.get(kind, str) for kind in self.takes)
         kind: Any = bool if not kinds else kinds[0] if len(kinds) == 1 else tuple[kinds]  # type: ignore[valid-type]
         if self.repeatable:
             kind = list[kind]
@@ -124,6 +126,12 @@ def row(fate: Fate, note: str, spelled: str, takes: str = "", *, env: str = "", 
         verbs=tuple(verbs.split()),
         **more,
     )
+
+
+def flag(verbs: str, field: str, spelled: str, takes: str, help: str, **more: Any) -> Flag:
+    """One that does something: the verbs that have it, the field that it fills, its spellings, the kinds of its values,
+    and what --help says."""
+    return row(Fate.IMPLEMENTED, help, spelled, takes, verbs=verbs, field=field, **more)
 
 
 def under(heading: str, *rows: Flag) -> Sequence[Flag]:

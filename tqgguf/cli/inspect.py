@@ -1,4 +1,4 @@
-"""`tqgguf inspect`: its options, as typer shows and parses them."""
+"""`tqgguf inspect`: what its command line asks for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tqgguf.cli import options
 from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
-from tqgguf.cli.verb import OUTPUT, ExamplesCommand, need_no_blas, option
+from tqgguf.cli.verb import ExamplesCommand, need_no_blas, takes_flags
 
-SHOWN = "What is shown"
 _METADATA = "--metadata"
 
 EXAMPLES = (
@@ -47,22 +45,8 @@ def with_metadata_value(args: list[str]) -> list[str]:
     return [*options[:at], joined, *options[at + 1 + has_key :], *rest]
 
 
-def inspect(
-    file: Annotated[str, typer.Argument(metavar="FILE", hidden=True)],
-    tensors: Annotated[bool, option(SHOWN, "Only the tensors, one a line.", "--tensors")] = False,
-    metadata: Annotated[
-        str | None,
-        option(
-            SHOWN,
-            "Only the metadata; with a KEY that value in full, or those that fit a pattern as in 'tokenizer.*'.",
-            _METADATA,
-            metavar="[KEY]",
-        ),
-    ] = None,
-    json_output: Annotated[bool, option(OUTPUT, "Print one JSON object.", "--json")] = False,
-    debug: options.Debug = False,
-    version: options.Version = False,
-) -> None:
+@takes_flags("inspect")
+def inspect(file: Annotated[str, typer.Argument(metavar="FILE", hidden=True)], **values: Any) -> None:
     """Tell what a file holds: sizes, tensors by type, and for a model what its KV cache costs in each cache type.
 
     FILE: a GGUF (a model or any shard of one, a snapshot, a calibration), a llama.cpp session or sequence file, a
@@ -71,4 +55,5 @@ def inspect(
     need_no_blas()
     from tqgguf.cli import inspect_command  # lazily: --help need not wait for numpy
 
-    raise typer.Exit(inspect_command.inspect(InspectRequest(file, tensors, metadata, json_output)))
+    request = InspectRequest(file, values["tensors"], values["metadata"], values["json_output"])
+    raise typer.Exit(inspect_command.inspect(request))

@@ -1,15 +1,14 @@
-"""`tqgguf validate`: its options, as typer shows and parses them."""
+"""`tqgguf validate`: what its command line asks for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tqgguf.cli import options
-from tqgguf.cli.verb import OUTPUT, ExamplesCommand, need_no_blas, option
+from tqgguf.cli.verb import ExamplesCommand, need_no_blas, takes_flags
 
-CHECKING = "What is checked"
+_TAKEN = "model", "strict", "threads", "json_output", "debug"
 
 EXAMPLES = (
     "tqgguf validate model.gguf",
@@ -24,26 +23,8 @@ class ValidateCommand(ExamplesCommand):
     examples = EXAMPLES
 
 
-def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", hidden=True)],
-    model: Annotated[
-        str | None,
-        option(
-            CHECKING,
-            "The model that snapshots and calibrations are to belong to: a GGUF file or an MLX folder.",
-            "-m",
-            "--model",
-            metavar="PATH",
-        ),
-    ] = None,
-    strict: Annotated[bool, option(CHECKING, "Fail on warnings too.", "--strict")] = False,
-    threads: Annotated[int, option(CHECKING, "Files side by side; 0 or less: all cores.", "-t", "--threads")] = 0,
-    json_output: Annotated[
-        bool, option(OUTPUT, "Print a JSON array of findings, and of files that could not be read.", "--json")
-    ] = False,
-    debug: options.Debug = False,
-    version: options.Version = False,
-) -> None:
+@takes_flags("validate")
+def validate(files: Annotated[list[str], typer.Argument(metavar="FILE", hidden=True)], **values: Any) -> None:
     """Find out whether files are sound, and if not, why and where: a line for each finding, by rule and byte offset.
 
     FILE: GGUF (models, shards, snapshots, calibrations), safetensors, llama.cpp session or sequence files, known by
@@ -53,4 +34,4 @@ def validate(
     need_no_blas()
     from tqgguf.cli import validate_command  # lazily: --help need not wait for numpy
 
-    raise typer.Exit(validate_command.validate(files, model, strict, threads, json_output, debug))
+    raise typer.Exit(validate_command.validate(files, **{name: values[name] for name in _TAKEN}))

@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperCommand
 
 from tqgguf.cli.arguments import SortedArguments, sort_arguments
-from tqgguf.cli.flag_table import OUTPUT, rows_of
-from tqgguf.cli.flags import OF_REQUEST, Flag
+from tqgguf.cli.flag_table import rows_of
+from tqgguf.cli.flags import OF_REQUEST, OUTPUT, Flag
 from tqgguf.cli.llama_flags import flags_of
 from tqgguf.cli.version import print_version
 from tqgguf.formats.errors import RequestError
@@ -83,12 +83,12 @@ def sorted_arguments(ctx: typer.Context) -> SortedArguments:
 
 
 def takes_flags(verb: str, *requests: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb's function, which has `ctx` and `**values`, the parameters that its rows of the table say, in the way
-    typer looks for them. requests: have the defaults, each of its own fields."""
+    """Give a verb's function, which ends in `**values`, the parameters that its rows of the table say, in the way typer
+    looks for them; those that it has itself come first. requests: have the defaults, each of its own fields."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-        parameters += [_parameter(flag, requests) for flag in rows_of(verb) if flag.field]
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "values"]
+        parameters = own + [_parameter(flag, requests) for flag in rows_of(verb) if flag.field]
         function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return function

@@ -82,8 +82,8 @@ def plan_for(
     dtype: mx.Dtype,
     batched: bool = False,
 ) -> Plan:
-    """How decode attention is launched for these codecs. n_columns: queries of a KV head. scale: of the scores. centred,
-    scaled: K has page means, a channel scale. tiled: V's codes are in tiles. dtype: of queries and answers."""
+    """How decode attention is launched for these codecs. n_columns: queries of a KV head. scale: of the scores.
+    centred, scaled: K has page means, a channel scale. tiled: V's codes are in tiles. dtype: of queries and answers."""
     geometry = decode_geometry(FAMILIES[family], k, v, n_columns)
     columns = COLUMNS_OF_A_TILE * geometry.column_tiles
     template = {
