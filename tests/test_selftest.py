@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from c_paths import C_PATHS
 
+from tqgguf.cli import selftest_command
 from tqgguf.cli.program import main
 from tqgguf.cli.selftest_command import selftest
 from tqgguf.runtime.attention.arithmetic import NumpyArithmetic
@@ -16,7 +18,17 @@ from tqgguf.runtime.attention.backend import MlxBackend, NumpyBackend
 from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.backends import gpu_family
 from tqgguf.runtime.kernels.launch import MlxLauncher
-from tqgguf.runtime.selftest import HEAD_DIMS, SHAPES, all_cases, attention_cases, codec_cases
+from tqgguf.runtime.selftest import (
+    HEAD_DIMS,
+    QUICK_HEAD_DIMS,
+    QUICK_TYPES,
+    SHAPES,
+    Case,
+    all_cases,
+    attention_cases,
+    codec_cases,
+)
+from tqgguf.runtime.selftest_matrices import MATRIX_TYPES
 from tqgguf.runtime.selftest_speed import measure
 
 
@@ -81,7 +93,7 @@ def test_the_command_prints_a_table_and_ends_with_0(capsys: pytest.CaptureFixtur
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert selftest("cpu", (64,), all_pairs=False, bench=False, json_output=True) == 0
+    assert selftest("cpu", (64,), all_pairs=False, quick=False, bench=False, json_output=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["failed"] == 0 and found["kernels_launched"] == 0 and len(found["cases"]) == N_CASES
     assert set(found["cases"][0]) >= {"operation", "types", "head_dim", "error", "limit", "passed"}
@@ -108,3 +120,32 @@ def test_speed_is_a_time_for_each_pair_of_types() -> None:
     speeds = list(measure(MlxBackend(), keys=(256,)))
     assert [s.n_keys for s in speeds] == [256] * len(speeds)
     assert all(s.blocks_us > 0 and s.f16_us > 0 for s in speeds)
+
+
+def test_an_operation_is_shown_as_soon_as_its_cases_are_through(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    sound = Case("encode", "q8_0", 64, "row by row", 1e-3, lambda: 2e-4)
+    monkeypatch.setattr(selftest_command, "all_cases", lambda *_: [sound, replace(sound, compare=interrupted), sound])
+    with pytest.raises(KeyboardInterrupt):
+        selftest("cpu", (), all_pairs=False, quick=False, bench=False, json_output=False)
+    assert "encode" not in capsys.readouterr().out  # its second case is not through
+    other = replace(sound, types="turbo4", compare=interrupted)
+    monkeypatch.setattr(selftest_command, "all_cases", lambda *_: [sound, other, sound])
+    with pytest.raises(KeyboardInterrupt):
+        selftest("cpu", (), all_pairs=False, quick=False, bench=False, json_output=False)
+    assert capsys.readouterr().out.endswith(
+        "operation  types   cases  failed  worst error  limit\nencode     q8_0        2       0      2.0e-04  1e-03\n"
+    )
+
+
+def test_a_quick_run_takes_one_head_size_and_the_usual_types(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--device", "cpu", "--quick", "--json"]) == 0
+    cases = json.loads(capsys.readouterr().out)["cases"]
+    assert {case["types"] for case in cases} == QUICK_TYPES - set(MATRIX_TYPES)
+    assert set(MATRIX_TYPES) & QUICK_TYPES and {case["head_dim"] for case in cases} == set(QUICK_HEAD_DIMS)
+    assert main(["selftest", "--quick", "--all"]) == 2
+    assert capsys.readouterr().err == "tqgguf: error: --all and --quick: leave one out\n"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def aligned(rows: Sequence[Sequence[str]], n_left: int = 1) -> list[str]:
-    """Columns of one width each, the first `n_left` to the left, the others to the right."""
+def aligned(rows: Sequence[Sequence[str]], n_left: int = 1, beside: Sequence[Sequence[str]] = ()) -> list[str]:
+    """Columns of one width each, the first `n_left` to the left, the others to the right. beside: rows that are printed
+    at other times, below or above."""
     if not rows:
         return []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, *beside, strict=True)]
     return [
         "  ".join(
             cell.ljust(width) if i < n_left else cell.rjust(width)

@@ -35,6 +35,8 @@ FILE_FLAGS: Final[tuple[Flag, ...]] = (
         flag("selftest", "head_dim", "--head-dim", "integer",
              "Head sizes; may be repeated. Default: 64, 96, 128, 192, 256.", repeatable=True, default=None),
         flag("selftest", "all_pairs", "--all", "", "Attention with every pair of types, not some.", default=False),
+        flag("selftest", "quick", "--quick", "", "The head size and the types that most models have: about a minute.",
+             default=False),
         flag("selftest", "bench", "--bench", "", "On a GPU, measure attention with more pairs of types.",
              default=False),
     ),

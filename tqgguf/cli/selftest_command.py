@@ -8,16 +8,22 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-import mlx.core as mx
-
 from tqgguf.cli.figures import aligned
 from tqgguf.cli.json_text import json_text
 from tqgguf.cli.progress import ProgressLine
 from tqgguf.formats.errors import RequestError
 from tqgguf.runtime import selftest_speed
 from tqgguf.runtime.attention.kernel_backend import KernelBackend
-from tqgguf.runtime.backends import default_backend, describe, gpu_family, kernels_launched
-from tqgguf.runtime.selftest import HEAD_DIMS, Outcome, all_cases, takes_parts
+from tqgguf.runtime.backends import choose_device, default_backend, describe, gpu_family, kernels_launched
+from tqgguf.runtime.selftest import (
+    HEAD_DIMS,
+    QUICK_HEAD_DIMS,
+    QUICK_TYPES,
+    Case,
+    Outcome,
+    all_cases,
+    takes_parts,
+)
 from tqgguf.runtime.selftest_matrices import matrix_cases
 from tqgguf.runtime.selftest_speed import Speed
 
@@ -25,26 +31,30 @@ DEVICES = ("auto", "gpu", "cpu")
 _SHOWN_FAILURES = 20
 
 
-def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bool, json_output: bool) -> int:
-    """Run the tests, print, and return the exit status. RequestError: a device or a head size that cannot be."""
+def selftest(
+    device: str, head_dims: tuple[int, ...], all_pairs: bool, quick: bool, bench: bool, json_output: bool
+) -> int:
+    """Run the tests, print each operation and types when they are through, and return the exit status. RequestError: a
+    device or a head size that cannot be, or both all pairs and a part."""
     if device not in DEVICES:
         raise RequestError(f"--device: expected {', '.join(DEVICES)}, found {device!r}")
     if any(n < 1 for n in head_dims):
         raise RequestError(f"--head-dim: expected numbers of at least 1, found {min(head_dims)}")
+    if all_pairs and quick:
+        raise RequestError("--all and --quick: leave one out")
     on_gpu = device != "cpu" and gpu_family() is not None
-    mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
+    choose_device(on_gpu)
     backend = default_backend()
-    line = ProgressLine("comparing", "cases")
-    cases = all_cases(backend, head_dims or HEAD_DIMS, all_pairs)
+    cases = all_cases(backend, head_dims or (QUICK_HEAD_DIMS if quick else HEAD_DIMS), all_pairs)
     if isinstance(backend, KernelBackend):
         cases += matrix_cases(backend.launcher)
-    outcomes: list[Outcome] = []
-    for case in cases:
-        line.update(len(outcomes), len(cases))
-        outcomes.append(case.run())
-    line.end()
+    if quick:
+        cases = [case for case in cases if case.types in QUICK_TYPES]
+    if not json_output:
+        print(f"{describe()}; MLX {version('mlx')}\n", flush=True)
+    outcomes = _compare(cases, prints=not json_output)
     pairs = selftest_speed.PAIRS if bench else selftest_speed.PAIRS[:1]
-    speeds = list(selftest_speed.measure(backend, pairs=pairs)) if on_gpu else []
+    speeds = list(selftest_speed.measure(backend, pairs=pairs)) if on_gpu and (bench or not quick) else []
     launched = kernels_launched(backend)
     missing = device == "gpu" and not launched
     failed = [outcome for outcome in outcomes if not outcome.passed]
@@ -59,12 +69,50 @@ def selftest(device: str, head_dims: tuple[int, ...], all_pairs: bool, bench: bo
     return 1 if failed or missing or not outcomes else 0
 
 
+def _compare(cases: Sequence[Case], prints: bool) -> list[Outcome]:
+    """The outcomes of all cases, those of an operation and types together: they share kernels. Each group's row is
+    printed when it is there, so that a run that ends early has shown something."""
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((case.operation, case.types), []).append(case)
+    widest = [(*names, str(len(group)), *_WIDEST) for names, group in groups.items()]
+    line, outcomes = ProgressLine("comparing", "cases"), list[Outcome]()
+    if prints:
+        print(aligned([_HEAD], 2, widest)[0], flush=True)
+    for group in groups.values():
+        found: list[Outcome] = []
+        for case in group:
+            line.update(len(outcomes) + len(found), len(cases))
+            found.append(case.run())
+        outcomes += found
+        if prints:
+            line.end()
+            print(aligned([_row(found)], 2, [_HEAD, *widest])[0], flush=True)
+    line.end()
+    return outcomes
+
+
+_HEAD = "operation", "types", "cases", "failed", "worst error", "limit"
+_WIDEST = "", "0.0e-00", "0e-00"
+
+
+def _row(group: Sequence[Outcome]) -> tuple[str, ...]:
+    """Of an operation and types: how many cases, how many failed, the worst error."""
+    return (
+        group[0].operation,
+        group[0].types,
+        str(len(group)),
+        str(sum(not outcome.passed for outcome in group)),
+        f"{max(_size(outcome.error) for outcome in group):.1e}",
+        f"{max(outcome.limit for outcome in group):.0e}",
+    )
+
+
 def _lines(
     outcomes: Sequence[Outcome], failed: Sequence[Outcome], speeds: Sequence[Speed], launched: int, in_parts: bool
 ) -> list[str]:
-    lines = [f"{describe()}; MLX {version('mlx')}", ""]
-    lines += aligned([("operation", "types", "cases", "failed", "worst error", "limit"), *_table(outcomes)], n_left=2)
-    lines.append("")
+    """What follows the table."""
+    lines = [""]
     for outcome in failed[:_SHOWN_FAILURES]:
         found = outcome.problem or f"error {outcome.error:.2e}, limit {outcome.limit:.0e}"
         what = f"{outcome.operation} {outcome.types}, {outcome.head_dim} values, {outcome.detail}"
@@ -84,23 +132,6 @@ def _lines(
     verdict = "all right" if not failed else f"{len(failed)} FAILED"
     lines.append(f"{len(outcomes)} cases{kernels}: {verdict}")
     return lines
-
-
-def _table(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """One row for each operation and types: how many cases, how many failed, the worst error."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.operation, outcome.types), []).append(outcome)
-    return [
-        (
-            *names,
-            str(len(group)),
-            str(sum(not outcome.passed for outcome in group)),
-            f"{max(_size(outcome.error) for outcome in group):.1e}",
-            f"{max(outcome.limit for outcome in group):.0e}",
-        )
-        for names, group in groups.items()
-    ]
 
 
 def _size(error: float) -> float:

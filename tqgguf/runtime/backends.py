@@ -35,6 +35,11 @@ def _launcher(family: str) -> MlxLauncher:
     return MlxLauncher(family, kernel_files() if family == "cuda" else None)
 
 
+def choose_device(on_gpu: bool) -> None:
+    """Where MLX computes from now on."""
+    mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
+
+
 def gpu_family() -> str | None:
     """The kernels' name for this machine's GPU: metal, cuda, or None where MLX has none."""
     if mx.metal.is_available():

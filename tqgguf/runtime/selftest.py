@@ -35,6 +35,10 @@ PAIRS = (
 )
 """K and V types that attention is tested with; `all_pairs` takes every pair of the kernels' types."""
 
+QUICK_HEAD_DIMS = (128,)
+QUICK_TYPES = frozenset({"turbo4", "turbo3", "turbo4/turbo3", "q8_0/q8_0", "Q4_0", "Q4_K", "Q6_K"})
+"""The part that `--quick` takes: head size, types of caches and of matrices that most people have."""
+
 _MIXED = ("f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2")
 _N_KV_HEADS, _N_PREFIX = 2, 4
 _ENCODE_LIMIT = 3e-3  # a value on a boundary may take either code: of 2 bits, three in half a million are 2.4e-3
