@@ -104,6 +104,13 @@ def test_attention_equals_float64_attention_for_every_pair_of_parameters() -> No
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", ["decode", "window"])
+@pytest.mark.parametrize("length", [1024, 1025, 2050])
+def test_float_rows_are_read_once_each_where_they_take_several_tiles(backend: str, mode: str, length: int) -> None:
+    assert relative_error(*run_case("f32", "f16", 64, 1, length, mode, backend)) <= LIMIT
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode", "window"])
 @pytest.mark.parametrize("n_prefix", [0, 1, 127, 128])
 def test_the_exact_prefix_may_be_anything_up_to_a_whole_page(backend: str, mode: str, n_prefix: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from c_paths import C_PATHS, c_backend
 from emulator.launcher import EmulatedLauncher
 from mlx_lm.generate import BatchGenerator, generate_step
 from tiny_models import TinyModel, write_tiny
@@ -291,3 +292,31 @@ def test_what_cannot_be_in_one_batch_is_refused_and_nothing_changes() -> None:
     assert cache.empty() and cache.offset.tolist() == [0, 0]
     with pytest.raises(ValueError, match="lengths"):
         cache.prepare(right_padding=[1, 0])
+
+
+@pytest.mark.skipif(not C_PATHS, reason="only the C library has pools on a CPU")
+@pytest.mark.parametrize("window", [None, 150])
+def test_a_pool_keeps_what_its_sequences_see_while_pages_fill_and_windows_pass(window: int | None) -> None:
+    # first pages, and an exact prefix, fill in the pool, and pages take the places of those that a window has passed
+    rng, backend, width = np.random.default_rng(41), c_backend(C_PATHS[-1]), 64
+
+    def rows(n_sequences: int, n_heads: int, n_rows: int) -> mx.array:
+        return mx.array(rng.standard_normal((n_sequences, n_heads, n_rows, width)).astype(np.float32))
+
+    def answer(held: Any, q: mx.array, k: mx.array, v: mx.array) -> np.ndarray:
+        mask = held.make_mask(q.shape[2])
+        keys, values = held.update_and_fetch(k, v)
+        return np.array(hook.scaled_dot_product_attention(q, keys, values, held, width**-0.5, mask))
+
+    alone = []
+    for length in (250, 120, 380, 2):
+        held = BlockKVCache("turbo4", "turbo3", window=window, balance="off", backend=backend, rolls_back=False)
+        answer(held, rows(1, 4, length), rows(1, 2, length), rows(1, 2, length))
+        alone.append(held)
+    batch = BlockKVCache.merge([copy.copy(held) for held in alone])
+    for _ in range(300):
+        q, k, v = rows(4, 4, 1), rows(4, 2, 1), rows(4, 2, 1)
+        together = answer(batch, q, k, v)
+        for i, held in enumerate(alone):
+            part = slice(i, i + 1)
+            assert np.array_equal(together[part], answer(held, q[part], k[part], v[part]))

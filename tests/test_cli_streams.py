@@ -90,6 +90,13 @@ def test_text_is_utf8_whatever_the_locale(model: str, env: dict[str, str]) -> No
     assert found.stdout.decode("utf-8").startswith("é👍 ")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_messages_are_utf8_whatever_python_is_told(encoding: str) -> None:
+    found = shell("$RUN", "-m", "modèle-👍.gguf", "-p", "x", PYTHONIOENCODING=encoding)
+    assert found.returncode == 1
+    assert "modèle-👍.gguf: cannot be opened" in found.stderr.decode("utf-8")
+
+
 @pytest.mark.parametrize("flag", ["-p", "-sys", "-r", "--chat-template"])
 def test_an_argument_of_other_bytes_is_refused(model: str, flag: str) -> None:
     found = tqgguf(Path.cwd(), "run", "-m", model, "-p", "x", flag, os.fsdecode(b"{\xc3\xa9\xff"))

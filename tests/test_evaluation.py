@@ -199,6 +199,21 @@ def test_what_is_evaluated_is_what_a_session_computes_bit_for_bit(tiny: LoadedMo
     assert not np.array_equal(found, Session(tiny).prefill(text.tolist()))
 
 
+@pytest.mark.parametrize("chunk", [128, 384])
+def test_chunks_begin_at_multiples_of_the_grid_step_and_hold_every_token_once(tiny: LoadedModel, chunk: int) -> None:
+    evaluation = Evaluation(tiny, rows(tiny, "q8_0"), Plan(windows(n_ctx=500), chunk=chunk))
+    found = [(part.start, part.stop) for part in evaluation.chunks(windows(n_ctx=500)[0])]
+    assert found == [(start, min(start + chunk, 500)) for start in range(0, 500, chunk)]
+
+
+def test_a_sessions_k_and_v_have_the_types_that_were_asked_for(tiny: LoadedModel) -> None:
+    session = Session(tiny, CacheSpec("q8_0", "turbo3"))
+    session.prefill(windows()[0, :130].tolist())
+    for layer in session.cache:
+        k, v = layer.sides
+        assert (k.codec.cache_type, v.codec.cache_type) == ("q8_0", "turbo3")
+
+
 def test_without_a_tail_every_key_but_the_exact_prefix_is_read_from_blocks(tiny: LoadedModel) -> None:
     evaluation = evaluated(tiny, "turbo4/turbo3", Plan(windows()), CacheOptions(tail=False))
     reads, in_all = evaluation.results()[1].reads, 2 * N_CTX * (N_CTX + 1) // 2
