@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from covering import pairwise
+from emulator import exporter
 from emulator.checked import CheckedLauncher
 from emulator.exporter import metal_text
 from emulator.front_end import complaints
@@ -23,7 +25,7 @@ from tqgguf.runtime.attention.kernel_backend import KernelBackend
 from tqgguf.runtime.kernels import decode_plan, types
 from tqgguf.runtime.kernels.geometry import FAMILIES, SUMS_WORDS, decode_geometry
 from tqgguf.runtime.kernels.launch import Kernel, text_of
-from tqgguf.runtime.kernels.pages import encode_pages
+from tqgguf.runtime.kernels.pages import ENCODE, encode_pages
 from tqgguf.runtime.selftest import SHAPES, Case, Outcome
 
 ONE_ROW, FIVE_ROWS, IN_A_WINDOW, FIRST_PAGE, LONG_STEP = SHAPES
@@ -117,35 +119,48 @@ def test_encoded_pages_have_the_bytes_of_numpys_codec(cache_type: str) -> None:
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 
-@pytest.mark.parametrize("which", range(4))
-def test_every_barrier_of_decode_attention_is_needed(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, headers = Kernel.body, Kernel.header
+@contextmanager
+def lacking_a_barrier(kernel: Kernel, which: int, n_barriers: int) -> Iterator[None]:
+    """Kernels without one of the barriers that stand in a kernel's body and in its parts, counted in this order."""
+    body, header = Kernel.body, Kernel.header
 
     def without(found: str, index: int) -> str:
         parts = found.split(BARRIER)
         return (
             BARRIER.join(parts[: index + 1]) + ";" + BARRIER.join(parts[index + 1 :])
-            if index < len(parts) - 1
+            if 0 <= index < len(parts) - 1
             else found
         )
 
-    n_in_body = decode_plan.ATTENTION.body().count(BARRIER)
-    n_in_parts = text_of("attention_parts.metal").count(BARRIER)
-    assert n_in_body + n_in_parts == 4
-    if which < n_in_body:
-        monkeypatch.setattr(Kernel, "body", lambda self: without(text(self), which))
-    else:
-        monkeypatch.setattr(Kernel, "header", lambda self, family: without(headers(self, family), which - n_in_body))
-    from emulator import exporter
-
-    for cached in (exporter._text, exporter.metal_kernel):
-        cached.cache_clear()
-    try:
-        outcomes = failures(selftest.attention_cases(backend(), 256, "turbo4", "turbo4", (ONE_ROW,)))
-        assert "race" in (outcomes[0].problem or "") or "unwritten" in (outcomes[0].problem or "")
-    finally:
+    n_in_body = kernel.body().count(BARRIER)
+    assert n_in_body + sum(text_of(part).count(BARRIER) for part in kernel.parts) == n_barriers
+    with pytest.MonkeyPatch.context() as patch:
+        if which < n_in_body:
+            patch.setattr(Kernel, "body", lambda self: without(body(self), which))
+        else:
+            patch.setattr(Kernel, "header", lambda self, family: without(header(self, family), which - n_in_body))
         for cached in (exporter._text, exporter.metal_kernel):
             cached.cache_clear()
+        try:
+            yield
+        finally:
+            for cached in (exporter._text, exporter.metal_kernel):
+                cached.cache_clear()
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_every_barrier_of_decode_attention_is_needed(which: int) -> None:
+    with lacking_a_barrier(decode_plan.ATTENTION, which, 4):
+        outcomes = failures(selftest.attention_cases(backend(), 256, "turbo4", "turbo4", (ONE_ROW,)))
+    assert "race" in (outcomes[0].problem or "") or "unwritten" in (outcomes[0].problem or "")
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_every_barrier_of_encoding_is_needed(which: int) -> None:
+    rows = mx.array(np.random.default_rng(9).standard_normal((1, 128, 64)).astype(np.float16))
+    codec = resolve_codec("turbo4", 64, "k")
+    with lacking_a_barrier(ENCODE, which, 4), pytest.raises(Exception, match=r"race|unwritten"):
+        mx.eval(*encode_pages(EmulatedLauncher(), codec, rows, n_skipped=4, centred=True)[:2])
 
 
 def test_numbers_of_the_text_and_of_python_agree() -> None:
