@@ -18,7 +18,7 @@ from tqgguf.cli.flags import Fate, Flag, row
 from tqgguf.cli.llama_flags import OLDER_FLAGS, flags_of
 from tqgguf.cli.program import app
 from tqgguf.cli.ranges import check_ranges
-from tqgguf.cli.verb import VerbCommand, takes_flags
+from tqgguf.cli.verb_flags import VerbCommand, takes_flags
 from tqgguf.formats.errors import RequestError
 
 RECORDED = [

@@ -17,7 +17,8 @@ from tqgguf.cli.llama_flags import flags_of
 from tqgguf.cli.model_flags import SAMPLING
 from tqgguf.cli.run import RunCommand, run, serve
 from tqgguf.cli.run_request import Purpose
-from tqgguf.cli.verb import ExamplesCommand, need_no_blas, takes_flags, write_examples
+from tqgguf.cli.verb import ExamplesCommand, need_no_blas, write_examples
+from tqgguf.cli.verb_flags import takes_flags
 from tqgguf.formats.errors import RequestError
 
 SAVE_EXAMPLE = "tqgguf cache save book.kv.gguf -m model.gguf -f book.txt"

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from tqgguf.cli.convert_request import ConvertRequest
-from tqgguf.cli.verb import ExamplesCommand, fields_of, takes_flags
+from tqgguf.cli.verb import ExamplesCommand
+from tqgguf.cli.verb_flags import fields_of, takes_flags
 
 EXAMPLES = (
     "tqgguf convert model.gguf small.gguf --type q8_0",

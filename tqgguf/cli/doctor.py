@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from tqgguf.cli.doctor_request import DoctorRequest
-from tqgguf.cli.verb import VerbCommand, fields_of, sorted_arguments, takes_flags
+from tqgguf.cli.verb_flags import VerbCommand, fields_of, sorted_arguments, takes_flags
 from tqgguf.formats.missing_mlx import needs_mlx
 
 EXAMPLES = (

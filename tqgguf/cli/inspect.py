@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from tqgguf.cli.inspect_request import EVERY_KEY, InspectRequest
-from tqgguf.cli.verb import ExamplesCommand, need_no_blas, takes_flags
+from tqgguf.cli.verb import ExamplesCommand, need_no_blas
+from tqgguf.cli.verb_flags import takes_flags
 
 _METADATA = "--metadata"
 

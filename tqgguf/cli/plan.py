@@ -7,7 +7,8 @@ from typing import Any
 import typer
 
 from tqgguf.cli.plan_request import PlanRequest
-from tqgguf.cli.verb import VerbCommand, fields_of, need_no_blas, sorted_arguments, takes_flags
+from tqgguf.cli.verb import need_no_blas
+from tqgguf.cli.verb_flags import VerbCommand, fields_of, sorted_arguments, takes_flags
 
 EXAMPLES = (
     "tqgguf plan -m model.gguf    # every cache type, the memory of this machine",

@@ -13,7 +13,7 @@ import typer
 
 from tqgguf.cli.arguments import SortedArguments
 from tqgguf.cli.run_request import Purpose, RunRequest
-from tqgguf.cli.verb import VerbCommand, fields_of, sorted_arguments, stretched_freq_scale, takes_flags
+from tqgguf.cli.verb_flags import VerbCommand, fields_of, sorted_arguments, stretched_freq_scale, takes_flags
 from tqgguf.formats.blocks.cache_spec import PRESETS
 from tqgguf.formats.errors import Problems, RequestError
 from tqgguf.formats.missing_mlx import needs_mlx

@@ -6,7 +6,8 @@ from typing import Any
 
 import typer
 
-from tqgguf.cli.verb import ExamplesCommand, takes_flags
+from tqgguf.cli.verb import ExamplesCommand
+from tqgguf.cli.verb_flags import takes_flags
 from tqgguf.formats.missing_mlx import needs_mlx
 
 EXAMPLES = (
