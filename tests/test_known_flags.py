@@ -145,6 +145,17 @@ def test_every_value_that_cannot_be_is_told_at_once() -> None:
     assert starts == ["--temp", "--top-p", "-c", "-ctk", "--chat-template"]
 
 
+def test_every_stage_letter_and_bias_that_cannot_be_is_told_at_once() -> None:
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    given = sort_arguments(["--sampler-seq", "kqz", "-l", "x", "-l", "5", "--top-k", "-1", "--min-p", "2"], {})
+    with pytest.raises(RequestError) as error:
+        request_from(command.make_context("run", given.argv).params, given)
+    assert [message.split(":")[0] for message in error.value.messages] == [
+        "--sampler-seq", "--logit-bias", "--logit-bias", "--min-p",
+    ]  # fmt: skip
+    assert error.value.messages[0].endswith("found 'q', 'z'")
+
+
 @pytest.mark.parametrize("name", sorted(BUILT_IN_TEMPLATES))
 def test_the_names_of_llama_cpps_built_in_templates_are_told_from_jinja(name: str) -> None:
     from tqgguf.cli.run_request import RunRequest

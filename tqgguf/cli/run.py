@@ -87,18 +87,21 @@ def request_from(values: Mapping[str, Any], given: SortedArguments, purpose: Pur
 
 
 def _sampling(values: Mapping[str, Any]) -> SamplingParams:
-    named = values["samplers"]
-    if values["sampler_seq"] is not None:
-        named = ";".join(sampler_names(values["sampler_seq"], letters=True))
-    return SamplingParams(
-        **fields_of(
-            SamplingParams,
-            values,
-            logit_bias=tuple(_bias(text) for text in values["logit_bias"] or ()),
-            samplers=_SAMPLING.samplers if named is None else sampler_names(named),
-            dry_sequence_breakers=_breakers(values["dry_sequence_breakers"]),
-        )
-    )
+    problems, stages, biases = Problems(), _SAMPLING.samplers, list[tuple[int, float]]()
+    with problems.noting():
+        if values["sampler_seq"] is not None:
+            stages = sampler_names(values["sampler_seq"], letters=True)
+        elif values["samplers"] is not None:
+            stages = sampler_names(values["samplers"])
+    for text in values["logit_bias"] or ():
+        with problems.noting():
+            biases.append(_bias(text))
+    breakers = _breakers(values["dry_sequence_breakers"])
+    converted = {"logit_bias": tuple(biases), "samplers": stages, "dry_sequence_breakers": breakers}
+    with problems.noting():
+        made = SamplingParams(**fields_of(SamplingParams, values, **converted))
+    problems.check()
+    return made
 
 
 def _breakers(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def sampler_names(text: str, *, letters: bool = False) -> tuple[str, ...]:
         unknown = sorted(set(text) - SAMPLER_LETTERS.keys())
         if unknown:
             known = ", ".join(f"{letter} {name}" for letter, name in SAMPLER_LETTERS.items())
-            raise RequestError(f"--sampler-seq: expected letters of {known}; found {unknown[0]!r}")
+            raise RequestError(f"--sampler-seq: expected letters of {known}; found {', '.join(map(repr, unknown))}")
         return tuple(SAMPLER_LETTERS[letter] for letter in text)
     spellings = {name.replace("_", mark): name for name in DEFAULT_SAMPLERS for mark in ("_", "-", "")} | _OTHER_NAMES
     words = list(filter(None, text.split(";")))
